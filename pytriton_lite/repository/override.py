@@ -10,6 +10,9 @@ from pytriton_lite.config.errors import PollError
 from pytriton_lite.repository.index import ModelDirectory, read_model_directory
 from pytriton_lite.repository.scratch import Scratch
 
+_DEEPEST = 200
+"""Folders inside each other. Python makes and removes those of a thousand by calls inside each other, and may not."""
+
 
 class TemporaryModel:
     """Holds the temporary directory that ``directory`` lies in. `remove` deletes it; after a kill -9 the next server does."""
@@ -47,5 +50,7 @@ def _write(model_dir: Path, name: str, content: bytes) -> None:
         raise PollError(
             f"Invalid file parameter 'file:{name}' with normalized path '{path}' must stay within model directory."
         )
+    if len(path.parents) - len(model_dir.parents) > _DEEPEST + 1:
+        raise PollError(f"Invalid file parameter 'file:{name}': it has more than {_DEEPEST} folders inside each other.")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)

@@ -49,6 +49,14 @@ def test_what_cannot_be_written_is_refused(temporary: Path, files: dict[str, byt
     assert list(temporary.iterdir()) == []
 
 
+def test_folders_that_could_not_be_removed_again_are_not_made(temporary: Path) -> None:
+    TemporaryModel("m", {"1/" + "a/" * 199 + "x": b""}).remove()
+    for depth in (200, 1500):
+        with pytest.raises(PollError, match="it has more than 200 folders inside each other"):
+            TemporaryModel("m", {"1/model.py": b"", "1/" + "a/" * depth + "x": b""})
+    assert list(temporary.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", [".", "a\0b", "x" * 300])
 def test_a_name_that_no_directory_can_have_is_refused(temporary: Path, name: str) -> None:
     with pytest.raises(PollError, match=r"^the files of the load request cannot be written: "):

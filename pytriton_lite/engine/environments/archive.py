@@ -34,6 +34,8 @@ RATIO_FREE_BYTES = 1 << 30
 DISK_SHARE = 0.9
 """Share of what is free on the disk where it is unpacked, at most."""
 
+_DEEPEST = 200
+"""Names that a path may have: Python removes folders by calls inside each other, and not a thousand of them."""
 _MOST_LINKS_FOLLOWED = 40  # as Linux
 _ADDRESS_SPACE_BYTES = 2 << 30  # a header may claim any length, and tarfile reads it whole
 _SCRIPT = ("bin", "activate")
@@ -265,6 +267,8 @@ def _place(name: str) -> Parts:
         raise _refused(name, "Path contains '..'")
     if any("\0" in part for part in parts):
         raise _refused(name, "its name has a zero byte")
+    if len(parts) > _DEEPEST:
+        raise _refused(name, f"its path has more than {_DEEPEST} names")
     return parts
 
 
