@@ -44,17 +44,6 @@ class Bottleneck(Protocol):
         """Let what waits here get on all the same, as it waits for itself; False where that cannot be."""
 
 
-class Execution:
-    """A batch that a worker has begun with."""
-
-    __slots__ = ("needs", "tickets")
-
-    def __init__(self, tickets: Sequence[Ticket], needs: Sequence[Waited]) -> None:
-        self.tickets = tickets
-        self.needs = needs
-        """What must come true before ``execute`` can return: calls of the model are answered, or it may send more."""
-
-
 class Executor(Protocol):
     """A model instance, as far as a ticket's story goes."""
 
@@ -66,8 +55,11 @@ class Executor(Protocol):
     def claim(self) -> Claim | None:
         """What it needs of the rate limiter for each execution; None where there is none."""
 
-    def executions(self) -> Sequence[Execution]:
+    def executions(self) -> Sequence[Batch]:
         """What its worker has begun with, and not ended."""
+
+    def needs(self, batch: Batch) -> Sequence[Waited]:
+        """What must come true before ``execute`` of *batch* returns: calls of the model are answered, or it may send more."""
 
     def has_begun(self, batch: Batch) -> bool:
         """Whether its worker has begun with *batch*, which it was sent."""
@@ -164,7 +156,7 @@ class Ticket:
         "is_cancelled",
         "is_in_line",
         "is_null",
-        "on_queued",
+        "on_stuck",
         "on_times",
         "order",
         "owner",
@@ -237,8 +229,8 @@ class Ticket:
         """Told the times of each execution that is part of the request, as soon as they are known."""
         self.tap: Callable[[Outcome | None], Outcome | None] | None = None
         """Makes of the last response what the receiver gets. Called also where nobody listens any more."""
-        self.on_queued: Callable[[], None] | None = None
-        """Called when it gets into a queue, if it is not at first, and now and then while it waits there."""
+        self.on_stuck: Callable[[], None] | None = None
+        """Called when it is found to wait for itself, in a queue; None where nobody looks for that."""
         self.reader: Bottleneck | None = None
         """What its unread responses wait for, if that may be an instance: the model may send more when they are read."""
 
@@ -320,7 +312,7 @@ class Ticket:
             self.move(RequestState.ENDED)
             # They refer to us: memory of the answer would wait for a collection.
             self.owner = _NOBODY
-            self._receiver = self.on_queued = self.reader = None
+            self._receiver = self.on_stuck = self.reader = None
         if response is not None and (receiver is None or self.is_cancelled):
             self.consumed()  # no model waits for who reads
         if receiver is None:
@@ -362,6 +354,6 @@ class Batch:
         return controls[number] if number < len(controls) else ticket.request.inputs[number - len(controls)]
 
 
-Waited = Ticket | Bottleneck
+Waited = Ticket | Batch | Bottleneck
 Ways = list[list[Waited]]
 """Alternatives, each of them a list of what must come true for it. ``[[]]`` is at once."""

@@ -208,7 +208,10 @@ class _StepCall:
     def is_held_up(self) -> bool:
         """Whether an instance executes it, and may have to wait until it may send more."""
         batch = None if self.ticket is None else self.ticket.batch
-        return batch is not None and any(self in execution.needs for execution in batch.executor.executions())
+        if batch is None:
+            return False
+        executor = batch.executor
+        return any(self in executor.needs(begun) for begun in executor.executions())
 
     def on_response(self, response: Outcome | None, *, is_final: bool) -> None:
         try:
@@ -392,8 +395,7 @@ class EnsembleRun:
             ticket.reader = call
         ticket.on_times = self._add_times
         if ticket.caller is not None:
-            self._abort_if_stuck(call)
-            ticket.on_queued = partial(self._abort_if_stuck, call)
+            ticket.on_stuck = partial(self._abort_stuck, call, ticket.caller)
 
     def _refused(self, call: _StepCall, error: InferenceError) -> None:
         self._loop.call_soon(partial(call.on_response, error, is_final=True))
@@ -403,10 +405,10 @@ class EnsembleRun:
         caller = self._ticket.caller
         return None if caller is None else Caller(caller.instance, (*caller.ensembles, self._ensemble.name))
 
-    def _abort_if_stuck(self, call: _StepCall) -> None:
+    def _abort_stuck(self, call: _StepCall, caller: Caller) -> None:
         ticket = call.ticket
-        if ticket is not None and not ticket.is_over and ticket.caller is not None and is_stuck(ticket):
-            text = chain_text(ticket.caller, ticket)
+        if ticket is not None and not ticket.is_over:
+            text = chain_text(caller, ticket)
             self.abort(self._framed(InferenceError(ErrorCode.UNAVAILABLE, text)))
 
     # ------------------------------------------------------------------------------------------ what the ticket says

@@ -140,15 +140,12 @@ class CachedRequests(NotQueued):
         else:
             deliver()  # answers to models keep no order: those before it may wait for just this one
 
-    def _on_sought(self, ticket: Ticket, sought: _Sought) -> bool:
-        """The lookup of *ticket*, which took a while, has ended. Whether it is queued."""
+    def _on_sought(self, ticket: Ticket, sought: _Sought) -> None:
+        """The lookup of *ticket*, which took a while, has ended."""
         if sought.found is not None:
             self._answer(ticket, sought, sought.found)
-            return False
-        if self._has_failed(ticket):
-            return False
-        self._begin_execution(ticket, sought)
-        return True
+        elif not self._has_failed(ticket):
+            self._begin_execution(ticket, sought)
 
     # ------------------------------------------------------------------------------------------ lookup
 

@@ -12,7 +12,7 @@ from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.core.errors import ErrorCode, InferenceError, ProtocolError
 from pytriton_lite.core.request import DevicePlaces, InferenceRequest, Origin, ParameterValue, ResponseReceiver
 from pytriton_lite.core.timeline import Timeline
-from pytriton_lite.engine.serving.deadlock import chain_text, is_stuck
+from pytriton_lite.engine.serving.deadlock import chain_text
 from pytriton_lite.engine.tracing.observation import Observation
 from pytriton_lite.engine.workers.asking import AskingInstance, CallOutcome, WorkerLink
 from pytriton_lite.ipc import messages
@@ -187,12 +187,11 @@ class OpenCalls(OpenQuestions):
             call.on_response(_framed(message.model_name, error.code, error.message), is_final=True)
             return
         if call.waiting_batch:
-            self._end_if_stuck(call, message.model_name)
-            call.ticket.on_queued = partial(self._end_if_stuck, call, message.model_name)
+            call.ticket.on_stuck = partial(self._end_stuck, call, message.model_name)
 
-    def _end_if_stuck(self, call: _Call, model_name: str) -> None:
+    def _end_stuck(self, call: _Call, model_name: str) -> None:
         ticket = call.ticket
-        if ticket is not None and not ticket.is_over and is_stuck(ticket):
+        if ticket is not None and not ticket.is_over:
             text = chain_text(Caller(self._instance), ticket)
             ticket.cancel()
             call.on_response(_framed(model_name, ErrorCode.UNAVAILABLE, text), is_final=True)

@@ -14,8 +14,8 @@ answered. So a queued request is *stuck* when nothing that could serve it can ev
   of those are
 
 Each owner of requests says in what ways one of its own may get on (`TicketOwner.ways_on`); whether it is stuck is the
-greatest solution of these rules over what can be reached from the request. Looked at whenever a call is made that its caller
-waits for, or a step of such a call begins, because these close chains, and every second while it waits: an instance that could
+greatest solution of these rules over what can be reached from the request. Looked at when a call has come into a queue that its
+caller waits for, or a step of such a call, because these close chains, and every second while it waits: an instance that could
 have served it may leave, or others may come to be in its way of whom nobody asks. Calls from threads of the model's own making
 are not known to hold anything up, so a model that waits for one by itself, with ``join`` for instance, is not seen.
 """
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from pytriton_lite.scheduling.ticket import Caller, Executor, Ticket, Waited, Ways
+from pytriton_lite.scheduling.ticket import Batch, Caller, Executor, Ticket, Waited, Ways
 
 LOOK_AGAIN_S = 1.0
 """How often a call that waits is looked at once more."""
@@ -40,8 +40,35 @@ def is_stuck(waited: Waited) -> bool:
     stuck = graph.solve()
     if waited not in stuck:
         return False
-    lifted = [known.lift() for known in stuck if not isinstance(known, Ticket)]
-    return not any(lifted)
+    return not _lift(stuck)
+
+
+def _lift(stuck: Iterable[Waited]) -> bool:
+    """Lift what can be lifted of *stuck*; whether something was."""
+    lifted = [known.lift() for known in stuck if not isinstance(known, (Ticket, Batch))]
+    return any(lifted)
+
+
+def stuck_together(tickets: Iterable[Ticket]) -> list[Ticket]:
+    """Some of *tickets* that are stuck, as `is_stuck` has it, if any is: end them, and ask again for the others.
+
+    The end of one may free others, but not those that the same batch waits for, which is stuck with each of them. One graph
+    serves all: a model may make thousands of calls, each of which may wait for thousands of another one.
+    """
+    graph = _Graph()
+    asked = [ticket for ticket in tickets if ticket.owner.may_be_stuck(ticket)]
+    for ticket in asked:
+        graph.add(ticket)
+    stuck = graph.solve()
+    found = [ticket for ticket in asked if ticket in stuck]
+    if not found or _lift(stuck):
+        return []
+    first = found[0]
+    if not all(isinstance(known, (Ticket, Batch)) for known in stuck):  # whoever ends may make room for others
+        return [first]
+    batch_of = graph.waiting_batches()
+    batch = batch_of(first)
+    return [ticket for ticket in found if batch_of(ticket) is batch]
 
 
 class Serving(Executor, Protocol):
@@ -80,17 +107,17 @@ def ways_through(
         return [[]]
     ways: Ways = []
     can_get_on = False
+    own = ticket.batch
     for instance in instances:
         begun = instance.executions()
-        for execution in begun:
-            if ticket in execution.tickets:
-                return [list(execution.needs)]
+        if own is not None and own in begun:
+            return [[own]]
         if len(begun) < instance.capacity or not instance.is_ready:
             holders = in_the_way_of(instance)  # of one that is not ready, too: it will need the same
-            ways += [list(execution.needs) for holder in holders for execution in holder.executions()]
+            ways += [[batch] for holder in holders for batch in holder.executions()]
             # It is free, or about to begin with something that has not called anybody yet.
             can_get_on = can_get_on or not holders
-        ways += [list(execution.needs) for execution in begun]
+        ways += [[batch] for batch in begun]
     return [[]] if can_get_on else ways
 
 
@@ -98,9 +125,8 @@ def helpers_of(holders: Iterable[Executor]) -> set[Executor]:
     """The instances that could begin with something that *holders* wait for, now or when others have ended."""
     graph = _Graph()
     for holder in holders:
-        for execution in holder.executions():
-            for needed in execution.needs:
-                graph.add(needed)
+        for batch in holder.executions():
+            graph.add(batch)
     return {executor for ticket in graph.queued() if not ticket.is_over for executor in ticket.owner.servers_of(ticket)}
 
 
@@ -127,7 +153,7 @@ def chain(caller: Caller) -> str:
 
 def _caller_of(executor: Executor) -> Caller | None:
     """Whose call *executor* is executing, if it is one."""
-    callers = (ticket.caller for execution in executor.executions() for ticket in execution.tickets)
+    callers = (ticket.caller for batch in executor.executions() for ticket in batch.tickets)
     return next((caller for caller in callers if caller is not None), None)
 
 
@@ -152,6 +178,22 @@ class _Graph:
         """Requests that no instance has begun with."""
         return [known for known in self._rules if isinstance(known, Ticket) and not is_begun(known)]
 
+    def waiting_batches(self) -> Callable[[Waited], Waited | None]:
+        """What gives the batch that waits for a request, perhaps one to an ensemble around it; None where none here does."""
+        waiting: dict[Waited, Waited] = {
+            needed: known
+            for known, alternatives in self._rules.items()
+            for alternative in alternatives
+            for needed in alternative
+            if isinstance(needed, Ticket)
+        }
+
+        def batch_of(waited: Waited) -> Waited | None:
+            known = waiting.get(waited)
+            return batch_of(known) if isinstance(known, Ticket) else known
+
+        return batch_of
+
     def solve(self) -> set[Waited]:
         """Those of the graph that wait for themselves: no alternative of theirs can come true."""
         stuck = set(self._rules)
@@ -174,4 +216,6 @@ def is_begun(ticket: Ticket) -> bool:
 def _alternatives(waited: Waited) -> Ways:
     if isinstance(waited, Ticket):
         return [[]] if waited.is_over else waited.owner.ways_on(waited)
+    if isinstance(waited, Batch):
+        return [list(waited.executor.needs(waited))]
     return waited.ways_on()

@@ -105,12 +105,10 @@ class DeviceStaging(NotQueued):
             )
         return Tensor(tensor.name, tensor.datatype, tensor.shape, data, home=(segment, 0))
 
-    def _on_read(self, ticket: Ticket, inputs: list[Tensor]) -> bool:
-        if self._has_failed(ticket):
-            return False
-        ticket.request.inputs = inputs
-        self._go_on(ticket)
-        return True
+    def _on_read(self, ticket: Ticket, inputs: list[Tensor]) -> None:
+        if not self._has_failed(ticket):
+            ticket.request.inputs = inputs
+            self._go_on(ticket)
 
     # ------------------------------------------------------------------------------------------ outputs
 

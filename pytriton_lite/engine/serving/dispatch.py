@@ -30,7 +30,7 @@ from pytriton_lite.engine.counting.unanswered import Unanswered
 from pytriton_lite.engine.serving.answers import Answers, cancelled, hold, unhold
 from pytriton_lite.engine.serving.blank_inputs import share_blanks
 from pytriton_lite.engine.serving.busy_poll import BusyPoll
-from pytriton_lite.engine.serving.deadlock import LOOK_AGAIN_S, are_all_waiting, is_begun, ways_through
+from pytriton_lite.engine.serving.deadlock import LOOK_AGAIN_S, are_all_waiting, is_begun, stuck_together, ways_through
 from pytriton_lite.engine.serving.limited_places import LimitedPlaces
 from pytriton_lite.engine.serving.places import Batches, FreePlaces, Places, SequencePlaces
 from pytriton_lite.engine.serving.resource_grants import ResourceGrants
@@ -118,6 +118,8 @@ class Dispatcher:
         self._timer_ns = 0
         self._next_look: asyncio.TimerHandle | None = None
         """While calls of models wait, or did a moment ago."""
+        self._new_calls: list[Ticket] = []
+        """Calls that have got into the queue in this turn of the loop."""
         self._drained: asyncio.Future[None] | None = None
         self._failing: deque[tuple[Ticket, InferenceError]] = deque()
         """Requests that have left the queue, or never came there, to end with an error, in turns of the loop."""
@@ -238,9 +240,9 @@ class Dispatcher:
         except Exception as error:
             self._loop.call_soon(self._recover, error)  # which answers this one, too, so not now
             return
-        if ticket.caller is not None:
-            self._look_again_later()
         self.turn_soon()
+        if ticket.caller is not None:
+            self._look_soon(ticket)
 
     def answer_in_order(self, deliver: Callable[[], None]) -> None:
         """Call *deliver*, which answers a request that needed no execution, behind the answers to those taken before."""
@@ -274,6 +276,17 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------ calls that wait
 
+    def _look_soon(self, call: Ticket) -> None:
+        """Ask whether *call* waits for itself at the end of this turn of the loop, with those that come in the same."""
+        if not self._new_calls:
+            self._loop.call_soon(self._look_at_new)
+        self._new_calls.append(call)
+        self._look_again_later()
+
+    def _look_at_new(self) -> None:
+        calls, self._new_calls = self._new_calls, []
+        self._look_at(calls)
+
     def _look_again_later(self) -> None:
         if self._next_look is None:
             self._next_look = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
@@ -287,10 +300,20 @@ class Dispatcher:
         calls = [ticket for ticket in self._answers.in_flight if ticket.caller is not None]
         if calls:
             self._look_again_later()
-        for call in calls:
-            is_waiting = call.state is not RequestState.ANSWERED and not is_begun(call)
-            if is_waiting and call.on_queued is not None:
-                call.on_queued()
+        self._look_at(calls)
+
+    def _look_at(self, calls: Iterable[Ticket]) -> None:
+        waiting = [
+            call
+            for call in calls
+            if call.on_stuck is not None and call.state is not RequestState.ANSWERED and not is_begun(call)
+        ]
+        while stuck := stuck_together(waiting):
+            for call in stuck:
+                if call.on_stuck is not None:  # not ended with one before it
+                    call.on_stuck()
+            ended = set(stuck)
+            waiting = [call for call in waiting if call not in ended]
 
     # ------------------------------------------------------------------------------------------ what tickets say
 

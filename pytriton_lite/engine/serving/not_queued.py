@@ -54,12 +54,11 @@ class NotQueued:
         self._under_way: dict[Ticket, asyncio.Task[Any]] = {}
 
     def _wait_for(
-        self, ticket: Ticket, work: Coroutine[Any, Any, Found], go_on: Callable[[Ticket, Found], bool]
+        self, ticket: Ticket, work: Coroutine[Any, Any, Found], go_on: Callable[[Ticket, Found], None]
     ) -> None:
         """Own *ticket* until *work* is done, then *go_on* with what it gave, unless it has been cancelled.
 
-        *go_on* says whether the ticket is queued now; what it raises, or *work*, is the answer. Raises InferenceError where too
-        much waits already.
+        What *go_on* raises, or *work*, is the answer. Raises InferenceError where too much waits already.
         """
         request = ticket.request
         try:
@@ -77,7 +76,7 @@ class NotQueued:
         ticket: Ticket,
         request: InferenceRequest,
         nbytes: int,
-        go_on: Callable[[Ticket, Any], bool],
+        go_on: Callable[[Ticket, Any], None],
         task: asyncio.Task[Any],
     ) -> None:
         self._waited_for.unanswered.give_back(request, nbytes)
@@ -87,7 +86,7 @@ class NotQueued:
             # Not before: an ensemble that ends lets go of its steps' versions with this, which the request may need.
             self._waited_for.release()
 
-    def _on_ended(self, ticket: Ticket, go_on: Callable[[Ticket, Any], bool], task: asyncio.Task[Any]) -> None:
+    def _on_ended(self, ticket: Ticket, go_on: Callable[[Ticket, Any], None], task: asyncio.Task[Any]) -> None:
         # Looked at in any case: asyncio complains of an exception that nobody has seen.
         failure = None if task.cancelled() else task.exception()
         if self._under_way.pop(ticket, None) is None:
@@ -97,12 +96,9 @@ class NotQueued:
             self._refuse(ticket, failure)
             return
         try:
-            is_queued = go_on(ticket, task.result())
+            go_on(ticket, task.result())
         except Exception as error:
             self._refuse(ticket, error)
-        else:
-            if is_queued and ticket.on_queued is not None:
-                ticket.on_queued()
 
     def _refuse(self, ticket: Ticket, error: BaseException) -> None:
         """End *ticket* as if it had been refused at once."""

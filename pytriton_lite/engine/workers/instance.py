@@ -38,7 +38,7 @@ from pytriton_lite.ipc.channel import frame
 from pytriton_lite.ipc.messages import BatchResult, Fate, Kind, SegmentKind
 from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.scheduling.rate_limit import Claim
-from pytriton_lite.scheduling.ticket import Batch, Execution, Ticket, Waited
+from pytriton_lite.scheduling.ticket import Batch, Ticket, Waited
 
 logger = logging.getLogger(__name__)
 
@@ -343,13 +343,12 @@ class Instance:
         """Whether the worker has begun with *batch*: read from its memory, since no message tells."""
         return self.worker is not None and batch.number <= self.worker.started_batch
 
-    def executions(self) -> list[Execution]:
-        """What the worker has begun with, and what must come true before it can end."""
-        return [
-            Execution(batch.tickets, self._needs(batch)) for batch in self.in_flight.values() if self.has_begun(batch)
-        ]
+    def executions(self) -> list[Batch]:
+        """What the worker has begun with, and not ended."""
+        return [batch for batch in self.in_flight.values() if self.has_begun(batch)]
 
-    def _needs(self, batch: Batch) -> list[Waited]:
+    def needs(self, batch: Batch) -> list[Waited]:
+        """What must come true before ``execute`` of *batch* can return."""
         needs: list[Waited] = []
         if self._asking is not None:
             needs += self._asking.blocking(batch.number)

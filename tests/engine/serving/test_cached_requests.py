@@ -408,12 +408,9 @@ def test_a_stream_that_is_queued_late_has_its_ticket_its_caller_and_its_cancella
 
     async def act(scene: Scene) -> None:
         ticket, receiver = scene.stream(caller=Caller(cast(Any, "the caller")))
-        told = asyncio.Event()
-        ticket.on_queued = told.set
         assert (ticket.owner, ticket.owner.ways_on(ticket)) == (scene.cached, [[]])
         await scene.looked_up(None)
         assert await scene.executed() is ticket
-        await told.wait()
         ticket.cancel()
         assert cast(Executing, ticket.owner).was_told
         ticket.deliver(response(), is_final=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -11,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytriton_lite.core.request import InferenceRequest
-from pytriton_lite.engine.serving.deadlock import are_all_waiting, chain_text, is_stuck, ways_through
-from pytriton_lite.scheduling.ticket import Batch, Caller, Execution, Ticket, Waited, Ways
+from pytriton_lite.engine.serving.deadlock import are_all_waiting, chain_text, is_stuck, stuck_together, ways_through
+from pytriton_lite.scheduling.ticket import Batch, Caller, Ticket, Waited, Ways
 
 
 class Nobody:
@@ -51,12 +52,11 @@ class Instance:
     def is_held_up(self) -> bool:
         return not self.has_room and self.calls is not None
 
-    def executions(self) -> list[Execution]:
-        return [
-            Execution(batch.tickets, self.calls.blocking(batch.number) if self.calls is not None else ())
-            for batch in self.batches
-            if self.has_begun(batch)
-        ]
+    def executions(self) -> list[Batch]:
+        return [batch for batch in self.batches if self.has_begun(batch)]
+
+    def needs(self, batch: Batch) -> list[Ticket]:
+        return self.calls.blocking(batch.number) if self.calls is not None else []
 
     def has_begun(self, batch: Batch) -> bool:
         return batch.number <= self.begun
@@ -77,6 +77,8 @@ class Model:
     queue: list[Ticket] = field(default_factory=list)
     holders: list[Instance] = field(default_factory=list)
     """Who has the resources that this model's instances need."""
+    asked: Counter[Ticket] = field(default_factory=Counter)
+    """How often it was asked of a request."""
 
     def in_the_way_of(self, instance: Instance) -> list[Instance]:
         return self.holders if len(instance.batches) < instance.capacity else []
@@ -89,6 +91,7 @@ class Model:
         return are_all_waiting(self.servers_of(ticket), cast(Any, self.in_the_way_of))
 
     def ways_on(self, ticket: Ticket) -> Ways:
+        self.asked[ticket] += 1
         return ways_through(ticket, self.servers_of(ticket), cast(Any, self.in_the_way_of))
 
     def cancelled(self, ticket: Ticket) -> None:
@@ -317,6 +320,37 @@ def test_the_chain_of_a_circle_names_each_instance_once() -> None:
     assert chain_text(Caller(world.instance("a0")), ticket).startswith("the call waits for itself: a0 -> a. ")
 
 
+def test_many_calls_that_wait_for_the_same_batch_are_looked_at_together() -> None:
+    """Each request that is reached is asked once, of however many calls: the loop stands still meanwhile."""
+    world = World(a=1, b=1, c=1)
+    in_a = world.client("a0")
+    in_b = world.batch_of(world.call("a0", in_a, "b", taken_by="b0"))
+    in_c = world.batch_of(world.call("b0", in_b, "c", taken_by="c0"))
+    world.instance("c0").calls = Calls()
+    in_c.tickets += [world.call("b0", in_b, "c", taken_by="c0") for _ in range(20)]
+    waiting = [world.call("a0", in_a, "b") for _ in range(20)]
+    assert stuck_together(waiting) == []
+    asked = [model.asked for model in world.models.values()]
+    assert [len(requests) for requests in asked] == [0, 20, 21]
+    assert all(set(requests.values()) == {1} for requests in asked if requests)
+
+
+def test_calls_of_one_batch_are_stuck_together_and_those_of_another_may_be_free_then() -> None:
+    world = World(a=1, b=1, c=1)
+    in_a = world.client("a0")
+    others = [world.call("a0", in_a, "c") for _ in range(3)]
+    own = [world.call("a0", in_a, "a") for _ in range(3)]
+    of_b = [world.call("b0", world.client("b0"), "a") for _ in range(2)]
+    calls = world.instance("a0").calls
+    assert calls is not None
+    assert all(map(is_stuck, of_b)), "for a0 waits for itself"
+    assert stuck_together([*others, *own, *of_b]) == own
+    for call in own:
+        calls.open.remove((in_a.number, call))
+        world.models["a"].queue.remove(call)
+    assert stuck_together([*others, *of_b]) == []
+
+
 # ---------------------------------------------------------------------------------------------- ensembles
 
 
@@ -486,6 +520,7 @@ def test_a_call_is_refused_exactly_when_it_could_never_be_answered(
         caller, batch = begun[which % len(begun)]
         ticket = world.call(caller.name, batch, model.name, taken_by=free.name if free is not None else "")
         assert is_stuck(ticket) is not can_ever_be_answered(world, ticket)
+        assert stuck_together([ticket]) == [ticket] * is_stuck(ticket)
         if is_stuck(ticket):
             model.queue.remove(ticket)
             assert caller.calls is not None
