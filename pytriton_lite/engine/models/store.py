@@ -297,8 +297,8 @@ class ModelStore:
         return any(name in operation.names for operation in self._operations)
 
     async def _wait_operations(self, name: str) -> None:
-        """Return when the loads under way have ended that *name* is a part of."""
-        for operation in [found for found in self._operations if name in found.names]:
+        """Return when no load is under way that *name* is a part of, those that begin meanwhile included."""
+        while operation := next((found for found in self._operations if name in found.names), None):
             await operation.done.wait()
 
     # ------------------------------------------------------------------------------------------ load

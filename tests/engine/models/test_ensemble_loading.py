@@ -76,6 +76,32 @@ def test_an_unload_waits_for_the_load_of_an_ensemble_that_needs_the_model(tmp_pa
     gate.close()
 
 
+def test_an_unload_that_waits_for_the_load_of_an_ensemble_does_not_disturb_the_next_one(
+    tmp_path: Path, repository: Path
+) -> None:
+    gates = {name: Gate(tmp_path, name) for name in "bc"}
+    for name, gate in gates.items():
+        write_model(repository, name, adder(10, initialize=gate.statement), ADDER_CONFIG)
+    write_model(repository, "other", config=ensemble("a", "c"))
+
+    async def scenario(server: Server) -> None:
+        first = asyncio.ensure_future(load(server, "e"))
+        await gates["b"].wait_held()
+        unloading = asyncio.ensure_future(server.unload_model("a", unload_dependents=False))
+        second = asyncio.ensure_future(load(server, "other"))
+        await gates["c"].wait_held()
+        gates["b"].open()
+        await first
+        gates["c"].open()
+        await second
+        await unloading
+        assert server.served_names() == ["b", "c"]
+
+    run(repository, scenario)
+    for gate in gates.values():
+        gate.close()
+
+
 def test_ensembles_move_in_the_same_moment_as_their_model(repository: Path) -> None:
     """Whoever finds an ensemble finds one that was made with the models that serve."""
 
