@@ -6,6 +6,7 @@ is written: while the outbox is held, or in one step that needs no lock.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import weakref
@@ -25,6 +26,10 @@ from pytriton_lite.worker.placement import Placement
 from pytriton_lite.worker.response import InferenceResponse, Windows
 from pytriton_lite.worker.response_sender import Answering
 from pytriton_lite.worker.server_log import ServerLog
+
+_MOST_OF_COROUTINES = 16_384
+"""Responses of one request that a coroutine may be ahead of its client, some 20 MB beside the tensors. While it waits in `send`
+its event loop stands still, and in it whatever else the model answers."""
 
 
 class Senders:
@@ -204,13 +209,16 @@ class Senders:
     def _await_room(self, answering: Answering) -> None:
         """Wait until the client's side has taken enough of the responses that were sent."""
         mailbox = self._conversation.mailbox
-        if self._is_crowded(answering, share=2):
+        most = self._start.response_window
+        if asyncio._get_running_loop() is not None:
+            most = max(most, _MOST_OF_COROUTINES)
+        if self._is_crowded(answering, most, share=2):
             mailbox.poll()  # most often the credit is there already
-        while self._is_crowded(answering) and not answering.is_closed:
+        while self._is_crowded(answering, most) and not answering.is_closed:
             mailbox.allow_wakeups()  # another thread may end the request
             waiter = Waiter()
             answering.waiters.append(waiter)
-            if not self._is_crowded(answering) or answering.is_closed:  # just now
+            if not self._is_crowded(answering, most) or answering.is_closed:  # just now
                 self._finish_all(answering)
             self._note_waiting_send(1)
             try:
@@ -218,11 +226,11 @@ class Senders:
             finally:
                 self._note_waiting_send(-1)
 
-    def _is_crowded(self, answering: Answering, *, share: int = 1) -> bool:
-        """Whether a *share* of what may be unread is."""
+    def _is_crowded(self, answering: Answering, most: int, *, share: int = 1) -> bool:
+        """Whether a *share* of what may be unread is; of responses that is *most*."""
         unread = answering.sent - answering.consumed
         return unread > 0 and (
-            unread * share >= self._start.response_window
+            unread * share >= most
             or (answering.sent_bytes - answering.consumed_bytes) * share >= self._start.response_window_bytes
         )
 

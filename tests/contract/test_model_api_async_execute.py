@@ -380,6 +380,30 @@ def test_a_decoupled_coroutine_that_ends_without_the_end_ends_its_request(server
     ]
 
 
+def test_a_client_that_does_not_read_does_not_keep_coroutines_from_answering_others(server: RunningServer) -> None:
+    """What sockets and the client's own buffers hold, some 26 MB, and 64 responses more are half of what is sent."""
+    code = """
+    async def answer():
+        sender = request.get_response_sender()
+        for number in range(230):
+            sender.send(response(number, Y=np.zeros(1 << 16, np.float32)))
+            await asyncio.sleep(0)
+        sender.send(flags=FINAL)
+    return answer()
+    """
+    other = """
+    async def answer():
+        request.get_response_sender().send(response("served"), FINAL)
+    return answer()
+    """
+    with Stream(server) as unread:
+        unread.send("decoupled", code, outputs=("OUT", "Y"))
+        assert unread.receive().value == 0
+        for _ in range(20):
+            assert [message.value for message in stream_of(server, "decoupled", other)] == ["served"]
+        assert [message.value for message in unread.rest()] == list(range(1, 230))
+
+
 # ---------------------------------------------------------------------------------------------- cancelled
 
 
