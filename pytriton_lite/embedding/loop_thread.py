@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -40,6 +41,8 @@ class LoopThread:
         self._thread.start()
 
     def _run(self) -> None:
+        # A script may have the default for SIGPIPE back, so that `head` ends it. A worker that dies, or a client, is not to.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()

@@ -1054,6 +1054,41 @@ def test_a_program_without_standard_streams_has_a_server(repository: Path, tmp_p
     assert (tmp_path / "answers").read_text() == "3"
 
 
+HEARS_NOTHING = """
+    import os, socket, stat, time
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            for number in os.listdir("/proc/self/fd"):
+                try:
+                    if stat.S_ISSOCK(os.fstat(int(number)).st_mode):
+                        socket.socket(fileno=os.dup(int(number))).shutdown(socket.SHUT_RD)
+                except OSError:
+                    pass  # the folder itself
+            sender = requests[0].get_response_sender()
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("N", np.array([1], np.int32))]))
+            while not os.path.exists("WRITTEN"):
+                time.sleep(0.005)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a model finds its sockets in /proc")
+def test_a_program_with_the_default_for_sigpipe_outlives_its_workers(tmp_path: Path) -> None:
+    write_model(tmp_path, "deaf", HEARS_NOTHING.replace("WRITTEN", str(tmp_path / "written")), COUNT_CONFIG)
+    code = (
+        "import pathlib, signal\nsignal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
+        "from pytriton_lite import Server\n"
+        f"with Server({str(tmp_path)!r}) as server:\n"
+        "    with server.stream('deaf', {'LIMIT': [1]}) as answers:\n"
+        "        next(answers)\n"
+        "    server.is_ready()\n"  # behind what is said to the worker of the end
+        f"    pathlib.Path({str(tmp_path / 'written')!r}).touch()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT, timeout=120)
+
+
 def test_importing_the_package_imports_nothing_else() -> None:
     code = (
         "import sys; before = set(sys.modules); import pytriton_lite; new = set(sys.modules) - before\n"
