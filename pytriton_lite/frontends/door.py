@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 class Servable(Protocol):
     """A version that was found. It is good for one request."""
 
-    config: ModelConfig
+    @property
+    def config(self) -> ModelConfig:
+        """What its requests are read by."""
 
 
 class Door(Protocol):

@@ -33,17 +33,28 @@ from pytriton_lite.repository.index import ModelId
 class RemoteVersion:
     """A version that the engine has, as far as finding it and reading requests for it go."""
 
-    def __init__(self, model: ModelId, number: int, news: VersionNews, config: ModelConfig) -> None:
+    def __init__(self, model: ModelId, number: int, news: VersionNews, before: RemoteVersion | None) -> None:
+        """*before* is what was known by that number of a version, if anything was."""
         self.id = model
         self.model = number
         """The number by which the engine knows the model's name."""
         self.version = news.version
         self.state = news.state
         self.is_recovering = news.is_recovering
-        self.config = config
-        self.serialized = news.config
         self.stamp = news.stamp
+        self._serialized = news.config
+        is_same = before is not None and before._serialized == news.config
+        self._config: ModelConfig | None = before._config if before is not None and is_same else None
         self._admission: Admission | None = None
+
+    @property
+    def config(self) -> ModelConfig:
+        """Read when the first request needs it: whoever starts is told of all models at once, and must soon be heard again."""
+        config = self._config
+        if config is None:
+            message: Any = model_config_pb.ModelConfig.FromString(self._serialized)
+            config = self._config = ModelConfig.from_message(message)
+        return config
 
     def not_ready_error(self) -> InferenceError:
         """What a request for this version is told while it is not READY."""
@@ -159,13 +170,11 @@ class RemoteServer:
             self._names[news.name] = _Meaning(None, news.refusal, {})
             return
         meaning = self._names.get(news.name)
-        known = {} if meaning is None else {served.version: served for served in meaning.versions.values()}
-        versions: dict[int, RemoteVersion] = {}
-        for version in news.versions:
-            before = known.get(version.version)
-            is_same = before is not None and before.serialized == version.config
-            config = before.config if before is not None and is_same else _config(version.config)
-            versions[version.version] = RemoteVersion(news.id, number, version, config)
+        known = {} if meaning is None else meaning.versions
+        versions = {
+            version.version: RemoteVersion(news.id, number, version, known.get(version.version))
+            for version in news.versions
+        }
         self._names[news.name] = _Meaning(news.id, None, versions)
 
     def on_region(self, number: int, news: RegionNews | str, segment: ClientSegment | DeviceSegment | None) -> None:
@@ -179,8 +188,3 @@ class RemoteServer:
             self.regions.put(CudaRegion(news.name, news.device_id, news.byte_size, segment))
         else:
             self.regions.put(SystemRegion(news.name, news.key, news.offset, news.byte_size, segment))
-
-
-def _config(serialized: bytes) -> ModelConfig:
-    message: Any = model_config_pb.ModelConfig.FromString(serialized)
-    return ModelConfig.from_message(message)
