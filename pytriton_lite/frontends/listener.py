@@ -605,17 +605,20 @@ class ListenerProtocol(HttpToolsProtocol):
         if not self.close_behind_answers():
             return False
         self.server_state.resets.add(self.transport)
-        if not self.pipeline:
+        if not self.pipeline and (self.cycle is None or self.cycle.scope["http_version"] == "1.1"):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return True
 
     def close_behind_answers(self) -> bool:
         """Close the connection when the answers that are due are written; False where none is, or one has begun.
 
-        Then, and before HTTP/1.1, no interim response can be sent, and the client counts as gone.
+        Then, and before HTTP/1.1, no interim response can be sent, and the client counts as gone. What is only looked up is
+        answered all the same: probes are sent so, and it would be made for nobody at little cost.
         """
         cycle = self.cycle
-        if cycle is None or cycle.response_started or cycle.more_body or cycle.scope["http_version"] != "1.1":
+        if cycle is None or cycle.response_started or cycle.more_body:
+            return False
+        if cycle.scope["http_version"] != "1.1" and cycle.scope["method"] not in ("GET", "HEAD"):
             return False
         _say_close(cycle)
         return True

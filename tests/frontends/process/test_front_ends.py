@@ -238,6 +238,15 @@ def test_connections_are_shared_out_evenly_and_their_requests_counted_together(s
     wait_for(lambda: sum(map(connections_of, pids)) == 0, "connections that were closed are gone")
 
 
+def test_a_probe_of_http_1_0_that_half_closes_is_answered(server: RunningServer) -> None:
+    """As ``nc -N`` sends it. The engine's answer comes later than the end of the client's side."""
+    with socket.create_connection(("127.0.0.1", server.http_port), timeout=60) as sock:
+        sock.sendall(b"GET /v2/health/ready HTTP/1.0\r\n\r\n")
+        sock.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: sock.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
 def test_requests_of_several_front_ends_form_one_batch(server: RunningServer) -> None:
     answers: list[Any] = []
 
