@@ -21,6 +21,8 @@ class ToolCalls:
     def __init__(self) -> None:
         self._begun: set[int] = set()
         """Indices of the calls that have begun, in whatever order the model says them."""
+        self._bare: dict[int, None] = {}
+        """Indices of those that have no arguments yet, in the order in which they began."""
 
     @property
     def count(self) -> int:
@@ -33,6 +35,16 @@ class ToolCalls:
         Raises orjson.JSONEncodeError or RecursionError for what is nested too deeply to be written.
         """
         return [self._part(one) for one in said]
+
+    def end(self, parts: list[Json]) -> list[Json]:
+        """*parts*, the last ones, with an empty object for each call that has no arguments: clients parse them as JSON."""
+        last = {part["index"]: part for part in parts}
+        for index in self._bare:
+            if index in last:  # clients expect a call once in a piece
+                last[index]["function"]["arguments"] = "{}"
+            else:
+                parts.append({"index": index, "function": {"arguments": "{}"}})
+        return parts
 
     def _part(self, said: Json) -> Json:
         index = said.get("index")
@@ -52,6 +64,9 @@ class ToolCalls:
         of_function: Json = {"arguments": arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()}
         if is_new:
             of_function["name"] = str(source.get("name", ""))
+            self._bare[index] = None
+        if of_function["arguments"]:
+            self._bare.pop(index, None)
         part["function"] = of_function
         return part
 

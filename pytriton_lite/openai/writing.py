@@ -137,6 +137,7 @@ class _Choice:
         piece.text = text
         piece.tool_calls = arrival.tool_calls
         if arrival.is_final:
+            piece.tool_calls = self._tools.end(arrival.tool_calls)
             piece.finish_reason = self._reason(arrival.finish_reason)
             self.is_done = True
         elif arrival.finish_reason.lower() not in _NO_REASONS:

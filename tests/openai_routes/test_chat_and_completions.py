@@ -380,6 +380,17 @@ def test_streamed_tool_calls_have_an_index(server: RunningServer) -> None:
     assert found[-2]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("said_call", [{}, {"arguments": None}, {"arguments": ""}])
+def test_a_call_without_arguments_has_an_empty_object(server: RunningServer, said_call: dict[str, Any]) -> None:
+    """Of a tool without parameters; the `openai` package parses what is there, and raises for an empty text."""
+    said = [{"role": "user", "content": json.dumps([{"name": "now", **said_call}])}]
+    (call,) = chat(server, "agent", said).json["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "now", "arguments": "{}"}
+    found = [event["choices"][0]["delta"] for event in events(chat(server, "agent", said, stream=True))[:-1]]
+    (call,) = [call for delta in found for call in delta.get("tool_calls", ())]
+    assert call["function"] == {"name": "now", "arguments": "{}"}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_that_are_nested_too_deeply_are_the_models_mistake(server: RunningServer, stream: bool) -> None:
     said = '[{"name": "f", "arguments": %s}]' % ("[" * 300 + "]" * 300)

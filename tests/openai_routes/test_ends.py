@@ -214,3 +214,12 @@ def test_arguments_of_a_first_part_may_be_null() -> None:
     )
     assert [part["function"]["arguments"] for part in parts] == ["", "{}"]
     assert ToolCalls.joined(parts)[0]["function"] == {"name": "f", "arguments": "{}"}
+
+
+def test_calls_that_got_no_arguments_in_any_part_end_with_an_empty_object() -> None:
+    calls = ToolCalls()
+    began = calls.parts([{"index": 1, "name": "a"}, {"index": 0, "name": "b"}])
+    last = calls.end(calls.parts([{"index": 0, "arguments": "{}"}, {"index": 2, "name": "c"}]))
+    joined = ToolCalls.joined([*began, *last])
+    assert {index: one["function"]["arguments"] for index, one in joined.items()} == {0: "{}", 1: "{}", 2: "{}"}
+    assert [part["index"] for part in last] == [0, 2, 1]

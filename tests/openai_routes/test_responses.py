@@ -91,7 +91,7 @@ def test_streamed_calls_stand_in_the_output_where_their_events_say(server: Runni
     calls = [{"index": 1, "name": "b", "arguments": "{"}, {"index": 0, "name": "a"}, {"index": 1, "arguments": "}"}]
     found = events(respond(server, json.dumps(calls), "agent", stream=True))
     output = found[-1]["response"]["output"]
-    assert [(item["name"], item["arguments"]) for item in output] == [("b", "{}"), ("a", "")]
+    assert [(item["name"], item["arguments"]) for item in output] == [("b", "{}"), ("a", "{}")]
     for event in found:
         if "output_index" in event:
             assert output[event["output_index"]]["id"] == event.get("item", {"id": event.get("item_id")})["id"]
@@ -101,6 +101,13 @@ def test_calls_of_a_whole_answer_stand_in_the_order_of_their_indices(server: Run
     calls = [{"index": 1, "name": "b"}, {"index": 0, "name": "a"}]
     output = respond(server, json.dumps(calls), "agent").json["output"]
     assert [item["name"] for item in output] == ["a", "b"]
+
+
+def test_a_call_that_ends_without_arguments_has_an_empty_object(server: RunningServer) -> None:
+    """The `openai` package parses what is there, and raises for an empty text."""
+    *_, delta, done, item, completed = events(respond(server, '[{"name": "now"}]', "agent", stream=True))
+    assert (delta["delta"], done["arguments"], item["item"]["arguments"]) == ("{}", "{}", "{}")
+    assert completed["response"]["output"] == [item["item"]]
 
 
 def test_a_stream_without_text_is_a_message_that_is_empty(server: RunningServer) -> None:
