@@ -115,16 +115,20 @@ def _messages(members: Members) -> list[Json]:
 
 
 def _add_item(found: list[Json], item: Members) -> None:
-    """An item of the input as messages of chat: calls of one turn are one message."""
+    """An item of the input as messages of chat, where the text and the calls of one turn are one message.
+
+    Two in their place would be two turns of the assistant, which many a chat template refuses.
+    """
     kind = item.text("type") or "message"
+    of_assistant = found[-1] if found and found[-1]["role"] == "assistant" else None
     if kind == "function_call":
         call = {
             "id": item.needed_text("call_id"),
             "type": "function",
             "function": {"name": item.needed_text("name"), "arguments": item.needed_text("arguments")},
         }
-        if found and found[-1]["role"] == "assistant" and "tool_calls" in found[-1]:
-            found[-1]["tool_calls"].append(call)
+        if of_assistant is not None:
+            of_assistant.setdefault("tool_calls", []).append(call)
         else:
             found.append({"role": "assistant", "content": None, "tool_calls": [call]})
     elif kind == "function_call_output":
@@ -139,7 +143,11 @@ def _add_item(found: list[Json], item: Members) -> None:
     elif kind == "message":
         role = item.needed_text("role")
         item.choice("role", "user", "assistant", "system", "developer")
-        found.append({"role": role, "content": _content(item.required("content"), item.param("content"))})
+        content = _content(item.required("content"), item.param("content"))
+        if role == "assistant" and of_assistant is not None and of_assistant["content"] is None:
+            of_assistant["content"] = content
+        else:
+            found.append({"role": role, "content": content})
     elif kind != "reasoning":
         refuse_value(item.param("type"), f"items of type '{kind}' are not supported here.")
 

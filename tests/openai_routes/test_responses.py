@@ -47,6 +47,23 @@ def test_items_are_messages_calls_and_their_outputs(server: RunningServer) -> No
     assert message["content"][0]["text"] == "rain"
 
 
+def test_the_text_and_the_calls_of_one_turn_are_one_message(server: RunningServer) -> None:
+    """Templates refuse two messages of the assistant in a row, or take them for two turns."""
+    text = {"role": "assistant", "content": [{"type": "output_text", "text": "wait", "annotations": []}]}
+    calls = [{"type": "function_call", "call_id": one, "name": one, "arguments": "{}"} for one in "ab"]
+    outputs = [{"type": "function_call_output", "call_id": one, "output": "!"} for one in "ab"]
+    expected = "<user>?<assistant>wait<call a {}><call b {}><tool>!<tool>!"
+    for turn in ([text, *calls], [*calls, text]):  # as a stream has them where the model calls before it writes
+        (message,) = respond(server, [{"role": "user", "content": "?"}, *turn, *outputs], "echo").json["output"]
+        assert message["content"][0]["text"] == expected
+    for turn, written in (
+        ([text, text], "wait<assistant>wait"),
+        ([*calls[:1], text, text], "wait<call a {}><assistant>wait"),
+    ):
+        (message,) = respond(server, [{"role": "user", "content": "?"}, *turn], "echo").json["output"]
+        assert message["content"][0]["text"] == f"<user>?<assistant>{written}"
+
+
 def test_a_model_that_is_told_of_no_choice_sees_no_tools_where_it_is_to_call_none(server: RunningServer) -> None:
     (item,) = respond(server, model="eager", tools=[WEATHER], tool_choice="none").json["output"]
     assert (item["type"], item["content"][0]["text"]) == ("message", "hello")
