@@ -149,7 +149,9 @@ def check_tool_choice(choice: object, tools: list[Json]) -> None:
                 "tool_choice", f"expected 'none', 'auto', 'required' or an object, but got '{choice}' instead."
             )
         return
-    function = Members.of(Members.of(choice, "tool_choice").required("function"), "tool_choice.function")
+    members = Members.of(choice, "tool_choice")
+    members.choice("type", "function")
+    function = Members.of(members.required("function"), "tool_choice.function")
     name = function.needed_text("name")
     if all(tool["function"]["name"] != name for tool in tools):
         refuse_value("tool_choice", f"there is no tool '{name}' among the tools.")

@@ -509,6 +509,12 @@ def test_what_a_completion_cannot_be_is_refused_with_the_name_of_the_member(
     assert (reply.json["error"]["param"], reply.json["error"]["code"]) == (param, code)
 
 
+def test_a_choice_of_another_type_is_refused_by_its_type(server: RunningServer) -> None:
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}
+    error = chat(server, "agent", tools=[WEATHER], tool_choice=allowed).json["error"]
+    assert (error["param"], "'allowed_tools'" in error["message"]) == ("tool_choice.type", True)
+
+
 @pytest.mark.parametrize("tool_choice", ["perhaps", {"type": "function", "function": {"name": "other"}}, {}], ids=str)
 def test_a_choice_of_a_tool_that_is_not_there_is_refused(server: RunningServer, tool_choice: object) -> None:
     reply = chat(server, "agent", tools=[WEATHER], tool_choice=tool_choice)
