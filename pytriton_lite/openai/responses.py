@@ -153,9 +153,13 @@ def _add_item(found: list[Json], item: Members) -> None:
 
 
 def _content(content: object, param: str) -> object:
-    """The content of a message in the form of chat."""
+    """The content of a message in the form of chat. Raises ApiError with *param*, which the client has sent."""
     if not isinstance(content, list):
+        if not isinstance(content, str):
+            refuse_type(param, "a string or an array of parts", content)
         return content
+    if not content:
+        refuse_value(param, "empty array.", "empty_array")
     parts: list[Json] = []
     for at, part in enumerate(content):
         members = Members.of(part, f"{param}[{at}]")
