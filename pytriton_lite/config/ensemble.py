@@ -37,7 +37,7 @@ def ensemble_from_message(message: model_config_pb.ModelEnsembling) -> EnsembleS
         tuple(
             EnsembleStep(
                 step.model_name,
-                None if step.model_version < 0 else step.model_version,
+                None if step.model_version == -1 else step.model_version,
                 dict(sorted(step.input_map.items())),
                 dict(sorted(step.output_map.items())),
             )

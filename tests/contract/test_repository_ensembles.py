@@ -45,6 +45,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(repository, "outer", config=ensemble("e", "b"))
     write_model(repository, "begins", config=ensemble("a", "e"))
     write_model(repository, "seventh", config=ensemble("a", version=7))
+    write_model(repository, "below", config=ensemble("a", version=-2))
     write_model(repository, "incomplete", config=ensemble("nope", "a", "neither"))
     write_model(repository, "one", config=ensemble("two"))
     write_model(repository, "two", config=ensemble("one"))
@@ -194,6 +195,8 @@ BAD = "Model 'bad' loading failed with error: version 1 is at UNAVAILABLE state:
     [
         pytest.param("seventh", "ensemble 'seventh' depends on 'a' whose required version 7 is not loaded.", True,
                      id="row 56"),
+        pytest.param("below", "ensemble 'below' depends on 'a' whose required version -2 is not loaded.", True,
+                     id="-1 alone is the latest"),
         pytest.param("incomplete", "ensemble incomplete contains models that are not available or ambiguous: nope, neither",
                      True, id="row 57"),
         pytest.param("one", "circular dependency between ensembles: one -> ... -> two -> one", True, id="row 58"),
