@@ -40,6 +40,15 @@ _ORDER = {
         "response_cache",
         "model_metrics",
     ),
+    "inference.ModelOutput": (
+        "name",
+        "data_type",
+        "dims",
+        "reshape",
+        "label_filename",
+        "is_shape_tensor",
+        "is_non_linear_format_io",
+    ),
     "inference.ModelSequenceBatching.InitialState": ("data_type", "dims", "name", "zero_data", "data_file"),
 }
 """Triton's order of fields, by message. In all others it is the order of declaration, which our .proto file keeps."""

@@ -49,6 +49,15 @@ def test_minimal_model_is_printed_as_triton_prints_it(load: Load) -> None:
     assert json.loads(config.json_text) == config.json
 
 
+def test_an_output_is_printed_in_triton_order() -> None:
+    """As Triton 2.51 prints it: the reshape before the file of labels, whose number is the lower one."""
+    form = form_of('output { name: "O" data_type: TYPE_FP32 dims: 1 reshape { } label_filename: "labels.txt" }')
+    assert json.dumps(form["output"], separators=(",", ":")) == (
+        '[{"name":"O","data_type":"TYPE_FP32","dims":[1],"reshape":{"shape":[]},"label_filename":"labels.txt",'
+        '"is_shape_tensor":false,"is_non_linear_format_io":false}]'
+    )
+
+
 def test_queue_policy_sample_of_the_http_spec() -> None:
     """http.md section 5, the dynamic_batching sample."""
     form = form_of(
