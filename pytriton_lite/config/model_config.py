@@ -346,6 +346,12 @@ class ModelConfig:
         return declaration_of(self.message)
 
     @property
+    def customizes_first_responses(self) -> bool:
+        """Whether ``model_metrics`` says which buckets the histogram of first responses has."""
+        controls = self.message.model_metrics.metric_control
+        return any(control.metric_identifier.family == FIRST_RESPONSE_FAMILY for control in controls)
+
+    @property
     def first_response_buckets(self) -> tuple[float, ...]:
         """Milliseconds: ``model_metrics`` for the histogram of first responses, or Triton's (metrics spec, section 2)."""
         for control in self.message.model_metrics.metric_control:

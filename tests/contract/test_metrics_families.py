@@ -354,6 +354,13 @@ def test_requests_that_the_scheduler_ends_have_a_first_response_too(chosen: Runn
     assert series(page(chosen)[HISTOGRAM], "limited", "_count") == [2]
 
 
+def test_buckets_of_a_histogram_that_there_is_not_are_a_warning(server: RunningServer, chosen: RunningServer) -> None:
+    text = "model_metrics has no effect, this server has no histograms (--metrics-config=histogram_latencies=true)"
+    assert server.log.count(text) == 1
+    assert f"model 'chosen' version 1: {text}" in server.log
+    assert text not in chosen.log
+
+
 def test_buckets_are_those_of_the_model_or_tritons(chosen: RunningServer) -> None:
     """Section 2: ``model_metrics``; model_config.md, 4.12."""
 

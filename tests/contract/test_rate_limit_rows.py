@@ -106,7 +106,9 @@ def reasons(server: RunningServer) -> dict[str, str]:
     return {entry["name"]: entry.get("reason", "") for entry in server.post("/v2/repository/index").json}
 
 
-def test_row_124_without_the_limiter_its_settings_are_ignored_completely(tmp_path: Path, traffic_to: Open) -> None:
+def test_row_124_without_the_limiter_its_settings_are_ignored_and_the_log_says_so(
+    tmp_path: Path, traffic_to: Open
+) -> None:
     """What the limiter would refuse is taken as well."""
     unlimited = "--rate-limit-resource=R1:0"
     with serving(tmp_path, unlimited, "--rate-limit=OFF", a=SHARED, b=SHARED, c=OF_DEVICE) as server:
@@ -115,7 +117,9 @@ def test_row_124_without_the_limiter_its_settings_are_ignored_completely(tmp_pat
         assert not any(future.done() for future in held), "all of them execute"
         for model in models:
             model.open_gates()
-        assert "rate_limiter" not in server.log
+        for model in "abc":
+            text = "rate_limiter has no effect, this server has no limiter (--rate-limit=execution_count)"
+            assert f"model '{model}' version 1: {text}" in server.log
         assert "--rate-limit-resource has no effect" in server.log
         assert server.get("/v2/models/a/config").json["instance_group"][0]["rate_limiter"] == {
             "resources": [{"name": "R1", "global": True, "count": 1}],

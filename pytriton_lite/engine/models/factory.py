@@ -119,7 +119,7 @@ class VersionFactory:
         """
         # In threads, here and below: checks look at files of the model, whose disk may hang, and read some of any size.
         if config.ensemble is not None:
-            self._advise_on_cache(config, version)
+            self._advise_on_options(config, version)
             return Completed(await in_daemon_thread(check_ensemble_for_load, config, model_dir=directory))
         folders = await in_daemon_thread(self._backends.folders_for, config.backend)
         # A backend may have an environment for all its models.
@@ -148,7 +148,7 @@ class VersionFactory:
         source = self._defined.get(config.name)
         if source is None or not source.is_in_process:
             self._environments.advise(config, environment, is_bound=source is not None)
-        self._advise_on_cache(config, version)
+        self._advise_on_options(config, version)
         return Completed(config, environment, backend)
 
     def hand_over(self, user: Hashable, to: Hashable) -> None:
@@ -226,13 +226,19 @@ class VersionFactory:
         if self._devices is not None:
             served.use_devices(self._devices)
 
-    def _advise_on_cache(self, config: ModelConfig, version: int) -> None:
+    def _advise_on_options(self, config: ModelConfig, version: int) -> None:
+        """Warn of fields that do nothing without an option that this server was not given."""
+        idle = []
         if config.uses_response_cache and self._cache is None:
-            logger.warning(
-                "model '%s' version %d: response_cache has no effect, this server has no cache (--cache-config)",
-                config.name,
-                version,
+            idle.append("response_cache has no effect, this server has no cache (--cache-config)")
+        if self._grants is None and any(group.resources or group.priority for group in config.instance_groups):
+            idle.append("rate_limiter has no effect, this server has no limiter (--rate-limit=execution_count)")
+        if config.customizes_first_responses and not self._latencies.has_histograms:
+            idle.append(
+                "model_metrics has no effect, this server has no histograms (--metrics-config=histogram_latencies=true)"
             )
+        for text in idle:
+            logger.warning("model '%s' version %d: %s", config.name, version, text)
 
     def _spawners(self, model: str) -> Spawners:
         """Where the workers of *model* come from."""
