@@ -191,7 +191,7 @@ class HttpClient(_Connected):
         if answer is None and not is_fresh:  # the server had closed a connection that was idle
             answer = self._try(data)
         if answer is None:
-            raise _without_answer(target)
+            raise _without_answer(target, is_new=is_fresh)
         if answer.status != 200:
             raise Refused(http_codec.error_text(answer.body), str(answer.status))
         return answer
@@ -330,7 +330,7 @@ class GrpcClient(_Connected):
                     self.close()
                     if not wire.is_talking and not _may_lack_certificate(self.target):
                         raise Unreachable(
-                            f"{self.target.url} closes connections of gRPC: is it another port's protocol?"
+                            f"{self.target.url} closes connections of gRPC: is it another port's protocol, or TLS, grpcs://…?"
                         )
                     raise _without_answer(self.target)
                 for event in wire.receive(received):
@@ -357,8 +357,10 @@ def _may_lack_certificate(target: Target) -> bool:
     return target.uses_tls and target.certificate_file is None
 
 
-def _without_answer(target: Target) -> Unreachable:
-    hint = "; does it want the client's certificate, --cert?" if _may_lack_certificate(target) else ""
+def _without_answer(target: Target, *, is_new: bool = False) -> Unreachable:
+    """The end of a connection; *is_new* where nothing has come from the server on it yet."""
+    hint = "; does it speak TLS, https://…?" if is_new and not target.uses_tls else ""
+    hint = "; does it want the client's certificate, --cert?" if _may_lack_certificate(target) else hint
     return Unreachable(f"{target.url} has closed the connection without an answer{hint}")
 
 

@@ -196,7 +196,12 @@ def connect(target: Target, context: ssl.SSLContext | None, timeout_s: float = C
             plain.close()
             raise
     except ssl.SSLError as error:
-        raise Unreachable(f"no TLS with {target.url}: {error.reason or error}") from None
+        reason = error.reason or str(error)
+        if isinstance(error, ssl.SSLCertVerificationError):
+            reason = f"{error.verify_message.rstrip('.')}; --cacert says whom to trust, --insecure trusts anybody"
+        elif error.reason == "WRONG_VERSION_NUMBER":
+            reason += "; does it speak plain http:// or grpc://?"
+        raise Unreachable(f"no TLS with {target.url}: {reason}") from None
     except OSError as error:
         reason = error.strerror or str(error) or type(error).__name__
         raise Unreachable(f"no connection to {target.url}: {reason}") from None

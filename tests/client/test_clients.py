@@ -322,7 +322,14 @@ def test_certificates_are_verified(repository: Path, tmp_path: Path, protocol: P
             assert len(client.infer(floats(100_000)).outputs[0].content()) == 400_000
         with open_client(parse_target(url, protocol, verifies=False)) as client:
             assert client.metadata("echo_fp32").name == "echo_fp32"
-        with open_client(parse_target(url, protocol)) as client, pytest.raises(Unreachable, match="no TLS"):
+        unknown = parse_target(url, protocol)
+        with open_client(unknown) as client, pytest.raises(Unreachable, match=r"no TLS.*; --cacert says"):
+            client.extensions()
+        plain = parse_target(f"{name}://localhost:{port}", protocol)
+        with open_client(plain) as client, pytest.raises(Unreachable, match=f"TLS, {name}s://"):
+            client.extensions()
+        metrics = parse_target(f"{name}s://{running.metrics_url.split('/')[2]}", protocol)
+        with open_client(metrics) as client, pytest.raises(Unreachable, match=r"no TLS.*; does it speak plain http://"):
             client.extensions()
 
 
