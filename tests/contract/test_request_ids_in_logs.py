@@ -111,6 +111,16 @@ def test_the_servers_line_of_an_execute_that_raised_has_the_ids(server: RunningS
     assert ids == {"zeta one": "failing", "zeta two": None}
 
 
+def test_the_servers_line_of_a_worker_that_died_has_the_ids_of_what_it_had(server: RunningServer) -> None:
+    """Also of a request whose ``execute`` has returned; one of them has killed it."""
+    later = "model.sender = request.get_response_sender(); return None"
+    with Stream(server) as stream:
+        stream.send("decoupled", later, request_id="waits")
+        stream.send("decoupled", "import os; os._exit(9)", request_id="kills")
+        server.wait_for_log("restarting it")
+    assert lines(server, "restarting it").popitem()[1] == "kills, waits"
+
+
 def test_what_is_written_below_pythons_streams_is_heard_without_an_id(server: RunningServer) -> None:
     code = """
 import os, subprocess

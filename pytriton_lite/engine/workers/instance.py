@@ -606,6 +606,13 @@ class Instance:
         )
         return any(batch.error is not None for batch in (*in_flight, *deferred))
 
+    @property
+    def lost_ids(self) -> list[str]:
+        """See `KeptInstance.lost_ids`."""
+        assert self._lost is not None, "a worker of which this is asked has ended"
+        batches = (*self._lost.begun, *self._lost.deferred)
+        return [ticket.request.request_id for batch in batches for ticket in batch.tickets if ticket.batch is batch]
+
     def report_lost(self, how: WorkerExit) -> None:
         """Tell whoever owns the requests of what `end_worker` has taken."""
         lost, self._lost = self._lost, None

@@ -11,6 +11,7 @@ import logging
 from typing import Protocol
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.request_ids import described
 from pytriton_lite.core.states import INSTANCE_TRANSITIONS, InstanceState, move
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.workers.fork_server import ForkServerStuck, Spawners, WorkerExit
@@ -52,6 +53,10 @@ class KeptInstance(Protocol):
 
     def end_worker(self, worker: WorkerProcess) -> bool:
         """The process is gone: take what it had in hand. Whether some of that had kept it for longer than it may."""
+
+    @property
+    def lost_ids(self) -> list[str]:
+        """Between `end_worker` and `report_lost`: ids of the requests that the process executed, or was still to answer."""
 
     def report_lost(self, how: WorkerExit) -> None:
         """Tell whoever owns the requests of what `end_worker` has taken."""
@@ -241,7 +246,7 @@ class WorkerKeeper:
             self.last_error = f"Internal: Stub process '{self._name}' is not healthy. It {how} after the warm-up."
         elif self._is_retired:
             text = "worker of instance '%s' (pid %d), which was to go, %s"
-            logger.error(text, self._name, worker.pid, how, extra=self._start.log_fields)
+            logger.error(text, self._name, worker.pid, how, extra=self._lost_fields())
             self.move(InstanceState.STOPPED)
         elif self.state is InstanceState.OVERDUE:
             # Its requests kept it, not its start: so it is no reason to believe that the next worker dies as well.
@@ -256,9 +261,13 @@ class WorkerKeeper:
 
     def _begin_restart(self, worker: WorkerProcess, how: WorkerExit, *, at_once: bool) -> None:
         text = "worker of instance '%s' (pid %d) %s; restarting it"
-        logger.error(text, self._name, worker.pid, how, extra=self._start.log_fields)
+        logger.error(text, self._name, worker.pid, how, extra=self._lost_fields())
         self.move(InstanceState.BACKING_OFF)
         self._restart = self._loop.create_task(self._restart_until_ready(at_once=at_once))
+
+    def _lost_fields(self) -> dict[str, object]:
+        """What a line on the death of a worker says beside its text: one of the requests may have killed it."""
+        return {**self._start.log_fields, "request_id": described(self._instance.lost_ids) or None}
 
     async def _restart_until_ready(self, *, at_once: bool) -> None:
         """Try again and again, ever more slowly. Ends with READY or by being cancelled."""
