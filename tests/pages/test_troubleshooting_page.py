@@ -13,6 +13,7 @@ TEXTS = [text for entry in re.findall(r"^(.*)\n: ", PAGE, re.MULTILINE) for text
 
 OTHERS = (
     "ModuleNotFoundError",
+    "'NoneType' object",
     "No module named",
     "module 'triton_python_backend_utils'",
     "Connection refused",
