@@ -253,6 +253,24 @@ def test_a_list_of_no_gpus_has_a_hint(tmp_path: Path) -> None:
     assert (finding.text[-4:], finding.hint) == ("1, 2", "")
 
 
+@pytest.mark.parametrize(
+    ("written", "is_told"),
+    [
+        (CODE.replace("execute", "exceute"), True),
+        ("class TritonPythonModel:\n    pass\n", True),
+        ("from base import Model\nclass TritonPythonModel(Model):\n    pass\n", False),
+        ("class TritonPythonModel:\n    pass\nTritonPythonModel.execute = print\n", False),
+        ("class TritonPythonModel:\n    pass\nsetattr(TritonPythonModel, 'exe' + 'cute', print)\n", False),
+    ],
+)
+def test_a_class_without_execute_is_a_warning(tmp_path: Path, written: str, is_told: bool) -> None:
+    write_model(tmp_path, "a", written, MODEL)
+    text = f"Python model {tmp_path}/a/1/model.py does not implement `execute` method."
+    findings = check(tmp_path)
+    assert [(finding.severity, finding.text) for finding in findings] == [(Severity.WARNING, text)] * is_told
+    assert not is_told or findings[0].line > 0
+
+
 def test_a_model_of_passive_instances_is_a_warning(tmp_path: Path) -> None:
     write_model(tmp_path, "a", CODE, MODEL + "instance_group { passive: true }")
     assert said(check(tmp_path)) == ["model 'a' has only passive instances, which never execute"]

@@ -14,6 +14,7 @@ from pytriton_lite.config.regular_file import read_regular_file
 _CLASS = "TritonPythonModel"
 _ELSEWHERE = 'it runs here; see docs/compatibility.md, "From here to Triton"'
 _COMPLETES = "auto_complete_config"
+_EXECUTES = "execute"
 
 _WRITE_NAMES = frozenset({"globals", "vars", "setattr", "exec", "eval", "__import__", "modules", "__dict__"})
 """Names with which code may define others that no parser sees."""
@@ -31,11 +32,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """``completes`` is False where the model certainly has no ``auto_complete_config``; ``notes`` are of `portability`."""
+    """``completes`` is False where the model certainly has no ``auto_complete_config``; ``notes`` are of `portability`.
+
+    With ``warnings`` the model loads, and fails with every request.
+    """
 
     problems: tuple[Problem, ...]
     completes: bool
     notes: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
 
 
 def read_model_file(path: Path) -> ModelFile:
@@ -58,7 +63,10 @@ def read_model_file(path: Path) -> ModelFile:
 def _examine(tree: ast.Module, path: Path) -> ModelFile:
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == _CLASS]
     if classes:
-        return ModelFile((), completes=_may_complete(classes[-1], tree))
+        node = classes[-1]
+        text = f"Python model {path} does not implement `{_EXECUTES}` method."
+        idle = () if _may_have(_EXECUTES, node, tree) else (Problem(text, node.lineno, node.col_offset + 1),)
+        return ModelFile((), completes=_may_have(_COMPLETES, node, tree), warnings=idle)
     if _CLASS in _bindings(tree) or _writes_names(tree):
         return ModelFile((), completes=True)
     text = f"AttributeError: module '{path.parent.name}.{path.stem}' has no attribute '{_CLASS}'"
@@ -68,13 +76,13 @@ def _examine(tree: ast.Module, path: Path) -> ModelFile:
     return ModelFile((problem,), completes=False)
 
 
-def _may_complete(node: ast.ClassDef, tree: ast.Module) -> bool:
+def _may_have(method: str, node: ast.ClassDef, tree: ast.Module) -> bool:
     """Whether the class has the method, or may have it from elsewhere."""
     is_plain = all(isinstance(base, ast.Name) and base.id == "object" for base in node.bases)
     if not is_plain or node.keywords or node.decorator_list or _writes_names(tree):
         return True
-    # Also assigned later, in whatever way: the name is not an ordinary word.
-    return any(_name_of(inner) == _COMPLETES for inner in ast.walk(tree))
+    # Also assigned later, in whatever way.
+    return any(_name_of(inner) == method for inner in ast.walk(tree))
 
 
 def _name_of(node: ast.AST) -> str:

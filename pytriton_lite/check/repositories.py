@@ -322,6 +322,7 @@ def _check_code_of(model: _Model, message: model_config_pb.ModelConfig, version:
     has_own_python = _has_own_python(message)
     hint = "as the Python of this command reads it; the model has an environment of its own" if has_own_python else ""
     model.add_in_model_file(path, read.problems, Severity.WARNING if has_own_python else Severity.ERROR, hint)
+    model.add_in_model_file(path, read.warnings, Severity.WARNING)
     model.add_in_model_file(path, read.notes, Severity.NOTE)
     return read.completes
 
