@@ -96,7 +96,7 @@ class Segment:
         """Reserve *nbytes* in a sealed memory file, whose size no ``/dev/shm`` limits; on macOS in POSIX shared memory.
 
         *may_shrink* is for what the server never looks at through its mapping: POSIX shared memory will do on Linux, too.
-        Raises InferenceError(INTERNAL) in the words of Triton when there is no room.
+        Raises InferenceError(INTERNAL), which begins as Triton's text does, when there is no room.
         """
         try:
             if HAS_MEMORY_FILES or not (may_shrink or sys.platform != "linux"):
@@ -176,11 +176,12 @@ class Segment:
 
 
 def _no_room(nbytes: int, error: OSError) -> InferenceError:
-    advice = (
-        "The limit of open files is reached: raise it with 'ulimit -n'."
-        if error.errno in (errno.EMFILE, errno.ENFILE)
-        else "If you are running inside docker, use '--shm-size' flag to control the shared memory region size."
-    )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        advice = "The limit of open files is reached: raise it with 'ulimit -n'."
+    elif HAS_MEMORY_FILES:
+        advice = "It is limited by the memory of the process and its container, and not by docker's '--shm-size' flag."
+    else:
+        advice = "If you are running inside docker, use '--shm-size' flag to control the shared memory region size."
     return InferenceError(
         ErrorCode.INTERNAL,
         f"Failed to increase the shared memory pool size to {nbytes} bytes. {advice} Error: {error.strerror}",

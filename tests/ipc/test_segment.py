@@ -197,11 +197,11 @@ LITTLE = """
 
 
 @linux
-def test_where_nothing_has_room_the_text_is_tritons(prefix: str) -> None:
-    """A limit on the size of files, in a process of its own."""
+def test_where_nothing_has_room_the_text_is_tritons_but_for_its_advice(prefix: str) -> None:
+    """A limit on the size of files, in a process of its own. Triton's memory is that of ``/dev/shm``, memory files are not."""
     assert run_python(LITTLE, prefix) == (
-        "INTERNAL Failed to increase the shared memory pool size to 2097152 bytes. If you are running inside docker, use "
-        "'--shm-size' flag to control the shared memory region size. Error: File too large"
+        "INTERNAL Failed to increase the shared memory pool size to 2097152 bytes. It is limited by the memory of the process "
+        "and its container, and not by docker's '--shm-size' flag. Error: File too large"
     )
     assert named(prefix) == []
 
