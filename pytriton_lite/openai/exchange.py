@@ -13,6 +13,7 @@ import orjson
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.frontends.http.bodies import LargeDocuments, Receiving, read_up_to
+from pytriton_lite.frontends.http.generate_codec import EVENT_HEADERS
 from pytriton_lite.frontends.http.observed import peer_of
 from pytriton_lite.frontends.listener import Receive, Scope, Send
 from pytriton_lite.openai.documents import parse_body
@@ -30,7 +31,6 @@ Result = TypeVar("Result")
 REQUEST_ID = b"x-request-id"
 _GIVEN_ID = re.compile(rb"[!-~]{1,128}")
 _JSON_TYPE = (b"content-type", b"application/json")
-_EVENT_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
 class Surroundings:
@@ -166,7 +166,7 @@ class Exchange:
 
     async def begin_events(self) -> None:
         """Begin an answer of events."""
-        await self._start(200, _EVENT_TYPE, (b"cache-control", b"no-cache"))
+        await self._start(200, *EVENT_HEADERS, (b"cache-control", b"no-cache"))
 
     async def send_event(self, document: object, name: str = "") -> None:
         """One event, of kind *name* where these have kinds."""

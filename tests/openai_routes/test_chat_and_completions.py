@@ -92,6 +92,7 @@ def test_an_answer_as_long_as_it_may_be_ended_for_its_length(server: RunningServ
 def test_a_stream_has_a_piece_for_each_response_and_the_counts_at_its_end(server: RunningServer) -> None:
     reply = complete(server, stream=True, stream_options={"include_usage": True})
     assert header(reply, "content-type").startswith("text/event-stream")
+    assert header(reply, "x-accel-buffering") == "no"  # or nginx holds it back
     *pieces, counts, end = events(reply)
     assert [piece["choices"][0]["text"] for piece in pieces] == ["a", " b", " c", " d", ""]
     assert [piece["choices"][0]["finish_reason"] for piece in pieces] == [None, None, None, None, "stop"]

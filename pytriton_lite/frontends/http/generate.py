@@ -49,11 +49,10 @@ if TYPE_CHECKING:
 
 GenerateApp = Callable[[Scope, Receive, Send, str, "str | None"], Awaitable[None]]
 Header = tuple[bytes, bytes]
-Start = Callable[[int, Header], Awaitable[None]]
-"""Begins the answer with a status and a content type."""
+Start = Callable[[int, tuple[Header, ...]], Awaitable[None]]
+"""Begins the answer with a status and headers."""
 
-_JSON_TYPE = (b"content-type", b"application/json")
-_EVENT_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
+_JSON_HEADERS = ((b"content-type", b"application/json"),)
 _IDENTITY = b"identity"
 
 logger = logging.getLogger(__name__)
@@ -276,9 +275,9 @@ async def _while_connected(receive: Receive, responses: _Responses, answering: A
     return responses.error_text
 
 
-async def _start(server: Door, send: Send, load_form: bytes | None, status: int, content_type: Header) -> None:
+async def _start(server: Door, send: Send, load_form: bytes | None, status: int, first: tuple[Header, ...]) -> None:
     """Begin an answer without a length, so that the body goes out in chunks."""
-    headers = [content_type]
+    headers = [*first]
     if load_form is not None:
         load = load_header(await server.metric_families(), load_form)
         if load is not None:
@@ -289,7 +288,7 @@ async def _start(server: Door, send: Send, load_form: bytes | None, status: int,
 async def _send_events(start: Start, send: Send, responses: _Responses) -> None:
     """An event for each response, in a chunk of its own. The first one decides the status."""
     answer = await responses.next()
-    await start(200 if answer is None else answer.status, _EVENT_TYPE)
+    await start(200 if answer is None else answer.status, generate_codec.EVENT_HEADERS)
     while answer is not None:
         await send({"type": "http.response.body", "body": generate_codec.event(answer.body), "more_body": True})
         responses.consumed()
@@ -305,5 +304,5 @@ async def _send_object(start: Start, send: Send, responses: _Responses) -> None:
     if answer is None or await responses.next() is not None:
         responses.error_text = generate_codec.NOT_ONE_RESPONSE
         answer = _Answer(200 if answer is None else answer.status, error_body(responses.error_text))
-    await start(answer.status, _JSON_TYPE)
+    await start(answer.status, _JSON_HEADERS)
     await send({"type": "http.response.body", "body": answer.body})

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from pytriton_lite.config.model_config import ModelConfig, TensorSpec
 
 _PARAMETERS = "parameters"
+EVENT_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"x-accel-buffering", b"no"),  # for nginx, which would hold events back until a stream ends, and takes this out
+)
+"""What an answer of events begins with."""
 NOT_ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number of "
     "responses"
