@@ -618,6 +618,7 @@ class Composition:
                     bound=self._bound.pop("http"),
                     on_refused=functools.partial(refuse, "http"),
                     unread=unread,
+                    budget=engine.receive_budget,
                 )
             if self._clouds is not None:
                 options = http_options(settings, self._on_admin)

@@ -104,6 +104,7 @@ class CloudListeners:
                 limits=connection_limits(self._settings),
                 bound=bound,
                 unread=unread,
+                budget=server.receive_budget,
             )
             self._listeners.append(listener)
 

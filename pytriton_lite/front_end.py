@@ -255,6 +255,7 @@ class FrontEnd:
                 tls=tls_context(settings.http_tls),
                 limits=connection_limits(settings),
                 unread=unread,
+                budget=server.receive_budget,
             )
 
     def _source(self, listener: int, arrivals: Arrivals) -> Arrivals:

@@ -30,6 +30,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from pytriton_lite.core.byte_budget import ByteBudget
 from pytriton_lite.core.errors import BUG
 from pytriton_lite.frontends.accepting import Acceptor, Arrivals, ConnectionSource, Places, TlsSource
 from pytriton_lite.frontends.addresses import BoundSocket, bind_socket, format_address
@@ -62,6 +63,8 @@ _FEW_CALLS = 16
 """Calls of the parser for a slice, below which the next one is twice as long."""
 _CLOSE = (b"connection", b"close")
 _LEAST_PROGRESS = 1 << 10
+_UNCOUNTED_BYTES = 16 << 10
+"""What a connection may keep of what has come before it is counted."""
 _DIRECT_BYTES = 256 << 10
 """Below that a body is received as uvicorn does: two changes of the transport's protocol cost as much as copying it."""
 _NOTHING = memoryview(b"")
@@ -371,8 +374,9 @@ class _StallWatch:
 class _State(ServerState):
     """uvicorn's shared state, and how far the listener has come in ending."""
 
-    def __init__(self, limits: ConnectionLimits, unread: UnreadBudget, places: Places) -> None:
+    def __init__(self, limits: ConnectionLimits, unread: UnreadBudget, places: Places, budget: ByteBudget) -> None:
         super().__init__()
+        self.budget = budget
         self.limits = limits
         self.unread = unread
         self.places = places
@@ -529,6 +533,8 @@ class ListenerProtocol(HttpToolsProtocol):
         """Calls of the parser, in the slice that it is given."""
         self._rest = _NOTHING
         """Read and not yet parsed; while there is any, nothing is read."""
+        self._kept_bytes = 0
+        """What was taken of the budget for `_rest`, or for a head of which a part has come."""
         self._is_parsing = False
         self._share = share_of(self.loop)
         self._is_waiting = False
@@ -569,7 +575,7 @@ class ListenerProtocol(HttpToolsProtocol):
         self.server_state.resets.discard(self.transport)
         self._unset_keepalive_if_required()
         self._stop_timer()
-        self._rest = _NOTHING
+        self._take_rest()
         self.server_state.unread.forget(self)
         if self._tls is not None:
             self._tls.forget()
@@ -676,6 +682,39 @@ class ListenerProtocol(HttpToolsProtocol):
     def _keep(self, rest: memoryview) -> None:
         self._rest = rest
         self.transport.pause_reading()
+        if self.flow.read_paused:
+            self._count_rest()
+
+    def _take_rest(self) -> memoryview:
+        """What was kept; it is not any more."""
+        rest, self._rest = self._rest, _NOTHING
+        if self._kept_bytes:
+            self._give_back_kept()
+        return rest
+
+    def _count_rest(self) -> None:
+        """Count what was read and has to wait for others: all of the memory that it is a part of."""
+        nbytes = memoryview(self._rest.obj).nbytes
+        if nbytes > 2 * len(self._rest):
+            self._rest = memoryview(bytes(self._rest))
+            nbytes = len(self._rest)
+        self._count_kept(nbytes)
+
+    def _count_kept(self, nbytes: int) -> None:
+        """Count *nbytes* that are kept for as long as others like: the client, or whoever answers the request before."""
+        more = nbytes - self._kept_bytes
+        if nbytes < _UNCOUNTED_BYTES or more <= 0:
+            return
+        budget = self.server_state.budget
+        if budget.try_take(more):
+            self._kept_bytes = nbytes
+            return
+        text = f"{budget.taken} bytes of unfinished requests are here, and the server keeps at most {budget.limit}"
+        self._refuse(_Refused(503, f"{text} (--max-receiving-bytes)"))
+
+    def _give_back_kept(self) -> None:
+        kept, self._kept_bytes = self._kept_bytes, 0
+        self.server_state.budget.give_back(kept)
 
     def _wait(self, *, is_new: bool) -> None:
         self._is_waiting = True
@@ -684,9 +723,12 @@ class ListenerProtocol(HttpToolsProtocol):
     def go_on(self) -> None:
         """Work on the bytes that were kept. The `WorkShare` calls it, perhaps after the connection has ended."""
         self._is_waiting = False
-        if self.is_refused or self.flow.read_paused:
+        if self.is_refused:
             return
-        rest, self._rest = self._rest, _NOTHING
+        if self.flow.read_paused:
+            self._count_rest()
+            return
+        rest = self._take_rest()
         if rest:
             self._work_on(rest)
         if not self._rest and not self.flow.read_paused and not self.transport.is_closing():
@@ -755,11 +797,11 @@ class ListenerProtocol(HttpToolsProtocol):
             return None
         on_bytes(filled)
         room[:parsed] = cycle.body
-        room[parsed:filled] = self._rest
-        self._received += len(self._rest)
+        rest = self._take_rest()
+        room[parsed:filled] = rest
+        self._received += len(rest)
         cycle.body = bytearray()
         cycle.message_event.clear()
-        self._rest = _NOTHING
         whole: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         reader = self._body_reader = BodyReader(self, room, whole, filled, on_bytes)
         self.flow.read_paused = False
@@ -826,6 +868,8 @@ class ListenerProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._is_in_fields = self._is_in_body = False
+        if self._kept_bytes:  # for trailers
+            self._give_back_kept()
         if not self.parser.should_upgrade():
             super().on_message_complete()
             if self._closes_behind_body:
@@ -859,6 +903,8 @@ class ListenerProtocol(HttpToolsProtocol):
         """The head is complete. Raises _Refused, which the parser hands on, where it is too long or against the rules."""
         self._is_in_head = self._is_in_fields = False
         self._is_in_body = True
+        if self._kept_bytes:
+            self._give_back_kept()
         if self._timer is not None:
             self._stop_timer()
         if self._fields_bytes + self._piece_bytes > self._limits.head_bytes:
@@ -881,6 +927,8 @@ class ListenerProtocol(HttpToolsProtocol):
             self._check_head(self._fields_bytes)
         except _Refused as refusal:
             self._refuse(refusal)
+        else:
+            self._count_kept(self._fields_bytes)
 
     def _check_head(self, size: int) -> None:
         limit = self._limits.head_bytes
@@ -942,7 +990,7 @@ class ListenerProtocol(HttpToolsProtocol):
         """Answer with *refusal* behind the answers that are due; nothing more is taken from the client."""
         self.is_refused = True
         self._stop_timer()
-        self._rest = _NOTHING
+        self._take_rest()
         if not self._drop_broken_request():
             self.transport.abort()
         elif self.is_answer_due():
@@ -1233,13 +1281,15 @@ async def start_listener(
     bound: BoundSocket | None = None,
     on_refused: Callable[[], None] = lambda: None,
     unread: UnreadBudget | None = None,
+    budget: ByteBudget | None = None,
 ) -> Listener:
     """Serve *app* at *host*:*port* from the running loop. Port 0 takes a free one; `Listener.port` says which.
 
     *host* is what `bind_socket` takes. *name* is what the log calls it. *protocol* makes the protocol of each connection,
     one that answers some requests itself for instance. *bound* is that address, where it was bound before. *on_refused* hears
-    of each connection that is too many. *unread* is shared with other listeners; None is no limit. Raises ListenError where
-    the socket cannot be bound.
+    of each connection that is too many. *unread* is shared with other listeners; None is no limit. Of *budget* is what
+    connections keep of requests that are not whole, as others keep of their bodies. Raises ListenError where the socket
+    cannot be bound.
     """
     if bound is None:
         bound = await bind_socket(asyncio.get_running_loop(), host, port, reuse_port=reuse_port)
@@ -1249,7 +1299,16 @@ async def start_listener(
         return Acceptor(arrivals, bound, name=name, places=places, on_refused=on_refused)
 
     listener = make_listener(
-        app, bound.address, listen, places, name=name, protocol=protocol, tls=tls, limits=limits, unread=unread
+        app,
+        bound.address,
+        listen,
+        places,
+        name=name,
+        protocol=protocol,
+        tls=tls,
+        limits=limits,
+        unread=unread,
+        budget=budget,
     )
     logger.info("Started %s at %s", name, format_address(listener.host, listener.port))
     return listener
@@ -1266,6 +1325,7 @@ def make_listener(
     tls: TlsSource | None,
     limits: ConnectionLimits,
     unread: UnreadBudget | None,
+    budget: ByteBudget | None,
 ) -> Listener:
     """A listener whose connections come from what *open_source* makes, which is to hand them to what it is given.
 
@@ -1285,7 +1345,12 @@ def make_listener(
     )
     config.load()
     config.timeout_keep_alive = limits.idle_timeout_s  # type: ignore[assignment]  # whole seconds, in the signature
-    state = _State(limits, UnreadBudget(None) if unread is None else unread, places)
+    state = _State(
+        limits,
+        UnreadBudget(None) if unread is None else unread,
+        places,
+        ByteBudget(None) if budget is None else budget,
+    )
     arrivals = Arrivals(
         lambda: protocol(config=config, server_state=state, app_state={}),
         name=name,

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from pytriton_lite.core.byte_budget import ByteBudget
 from pytriton_lite.frontends import accepting
 from pytriton_lite.frontends import listener as module
 from pytriton_lite.frontends.addresses import ListenError
@@ -192,6 +193,73 @@ def test_a_body_counts_for_nothing_nor_do_requests_before(with_peer: WithPeer) -
             assert await peer.answer() == (200, b"3000")
 
     with_peer(scenario, SMALL)
+
+
+# What is kept of requests that are not whole ---------------------------------------------------------------------------
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110  # in the loop that it is about, which tells nobody
+        await asyncio.sleep(0)
+
+
+async def another(peer: Peer) -> Peer:
+    reader, writer = await asyncio.open_connection("127.0.0.1", peer.listener.port)
+    return Peer(peer.app, peer.listener, reader, writer)
+
+
+def test_requests_that_wait_behind_another_one_count_in_the_budget(with_peer: WithPeer) -> None:
+    """A connection keeps of them what one read has brought, a quarter of a megabyte, for as long as the first one takes."""
+    budget = ByteBudget(60_000)
+    count = 40_000 // len(START + b"\r\n")
+
+    async def scenario(peer: Peer) -> None:
+        peer.app.held = True
+        other = await another(peer)
+        for one in (peer, other):
+            peer.app.entered.clear()
+            await one.send(START + b"\r\n")
+            await peer.app.entered.wait()
+        await peer.send((START + b"\r\n") * count)
+        await until(lambda: budget.taken > 30_000)
+        await other.send((START + b"\r\n") * count)
+        connections = list(peer.listener._state.protocols())
+        await until(lambda: any(connection.is_refused for connection in connections))
+        peer.app.held = False
+        peer.app.let_go.set()
+        for _ in range(count + 1):
+            assert await peer.answer() == (200, b"0")
+        answer = await other.answer()
+        while answer == (200, b"0"):
+            answer = await other.answer()
+        assert answer[0] == 503 and b"at most 60000 (--max-receiving-bytes)" in answer[1]
+        assert await other.until_closed() == b""
+        other.writer.close()
+        assert budget.taken == 0
+
+    with_peer(scenario, budget=budget)
+
+
+def test_a_part_of_a_head_counts_in_the_budget(with_peer: WithPeer) -> None:
+    budget = ByteBudget(50_000)
+
+    async def scenario(peer: Peer) -> None:
+        await peer.send(START, b"X: " + b"x" * 30_000)
+        await until(lambda: budget.taken >= 30_000)
+        other = await another(peer)
+        await other.send(START, b"X: " + b"x" * 30_000)
+        status, text = await other.refusal()
+        other.writer.close()
+        assert status == 503 and "at most 50000 (--max-receiving-bytes)" in text
+        await peer.send(b"\r\n\r\n")
+        assert await peer.answer() == (200, b"0")
+        assert budget.taken == 0
+        await peer.send(START, b"X: " + b"x" * 30_000)
+        await until(lambda: budget.taken >= 30_000)
+        peer.writer.close()
+        await until(lambda: budget.taken == 0)
+
+    with_peer(scenario, budget=budget)
 
 
 @pytest.mark.parametrize("count", [256, 257])
