@@ -989,6 +989,8 @@ class ListenerProtocol(HttpToolsProtocol):
     def _refuse(self, refusal: _Refused) -> None:
         """Answer with *refusal* behind the answers that are due; nothing more is taken from the client."""
         self.is_refused = True
+        refusal = _Refused(refusal.status, refusal.text)  # one that was never raised: frames have what they work on
+        self.url = b""
         self._stop_timer()
         self._take_rest()
         if not self._drop_broken_request():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
+import tracemalloc
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -260,6 +262,29 @@ def test_a_part_of_a_head_counts_in_the_budget(with_peer: WithPeer) -> None:
         await until(lambda: budget.taken == 0)
 
     with_peer(scenario, budget=budget)
+
+
+def test_nothing_stays_of_what_was_refused_behind_an_answer_that_is_due(with_peer: WithPeer) -> None:
+    """That may take its time. A request line of which 200 KB came at once is refused when they are here."""
+
+    async def scenario(peer: Peer) -> None:
+        peer.app.held = True
+        await peer.send(START + b"\r\n")
+        await peer.app.entered.wait()
+        (connection,) = peer.listener._state.protocols()
+        tracemalloc.start()
+        try:
+            await peer.send(b"GET /" + b"x" * 200_000)
+            await until(lambda: connection.is_refused)
+            gc.collect()
+            assert tracemalloc.get_traced_memory()[0] < 50_000
+        finally:
+            tracemalloc.stop()
+        peer.app.let_go.set()
+        assert await peer.answer() == (200, b"0")
+        assert (await peer.refusal())[0] == 414
+
+    with_peer(scenario)
 
 
 @pytest.mark.parametrize("count", [256, 257])
