@@ -112,9 +112,9 @@ HOSTILE: dict[str, tuple[list[object], str]] = {
     "a file as a folder": ([entry("a"), entry("a/b")], "entry 'a/b': 'a' is a file of the archive"),
     "a folder as a file": ([entry("a/b"), entry("a")], "entry 'a': it is a folder of the archive, too"),
     "no name": ([entry("./")], "entry './': it has no name"),
-    "a thousand folders inside each other": (
-        [entry("a/" * 1000 + "x")],
-        f"entry '{'a/' * 1000}x': its path has more than",
+    "two hundred folders inside each other": (
+        [entry("a/" * 200 + "x")],
+        f"entry '{'a/' * 200}x': its path has more than",
     ),
     "link to nowhere": ([link("x", "")], "entry 'x': it is a link to nowhere"),
 }
