@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import struct
 from collections.abc import Hashable
 from typing import Protocol
@@ -187,7 +188,7 @@ def _rows_for(utilization: float, *, of: int) -> int:
 
     Compared as 32-bit floats, as which the configuration has it: 3 of 10 rows are enough for 0.3.
     """
-    return next((rows for rows in range(of + 1) if _as_fp32(rows / of) >= utilization), of)
+    return min(of, bisect.bisect_left(range(of + 1), utilization, key=lambda rows: _as_fp32(rows / of)))
 
 
 def _as_fp32(value: float) -> float:

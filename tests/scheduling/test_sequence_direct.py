@@ -212,6 +212,15 @@ def test_three_of_ten_rows_are_a_utilization_of_0_3() -> None:
     assert world.starts["a"] == 0
 
 
+@pytest.mark.timeout(30)  # to look at each number of rows takes ten minutes
+def test_a_utilization_of_the_largest_batch_is_found_at_once() -> None:
+    strategy = "direct { max_queue_delay_microseconds: 50000 minimum_slot_utilization: 0.5 }"
+    world = World(scheduler_for(strategy, max_batch_size=2**31 - 1))
+    world.send("a", 1, "S")
+    world.run()
+    assert world.starts["a"] == 50 * MS
+
+
 # ---------------------------------------------------------------------------------------------- slots
 
 
