@@ -23,6 +23,10 @@ _FOLDER = "warmup"
 _LENGTH_BYTES = 4
 """Size of an empty string, which is its length alone."""
 
+_MOST_REQUESTS = 16384
+"""Requests in one warm-up of an instance. They are made in the loop, and a million of them, a typing error, would stop it for
+a quarter of a minute."""
+
 _FLOATS = (dtypes.FP16, dtypes.BF16, dtypes.FP32, dtypes.FP64)
 
 _FINITE = 0xBF
@@ -56,9 +60,10 @@ class WarmUpInput:
 
 @dataclass(frozen=True)
 class WarmUpSample:
-    """``count`` calls of ``execute`` with ``batch_size`` requests each, both from 1 on."""
+    """``count`` calls of ``execute`` with ``batch_size`` requests each, both from 1 on. ``field`` is its place."""
 
     name: str
+    field: str
     batch_size: int
     count: int
     inputs: tuple[WarmUpInput, ...]
@@ -69,6 +74,7 @@ def samples_from_message(samples: Iterable[model_config_pb.ModelWarmup]) -> tupl
     return tuple(
         WarmUpSample(
             name=sample.name,
+            field=f"model_warmup[{at}]",
             batch_size=sample.batch_size,
             count=max(1, sample.count),
             inputs=tuple(
@@ -100,6 +106,12 @@ def sample_tensors(
     An input is one of *declared*, and still to be checked as a client's would be. Random data are others each time.
     Raises InferenceError.
     """
+    if sample.batch_size > _MOST_REQUESTS:
+        raise invalid(
+            f"warmup sample '{sample.name}' for model '{model_name}' has {sample.batch_size} requests, expected at most "
+            f"{_MOST_REQUESTS}",
+            f"{sample.field}.batch_size",
+        )
     for given in sample.inputs:
         if len(given.dims) >= MAX_DIMENSIONS:
             raise invalid(

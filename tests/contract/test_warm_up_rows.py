@@ -348,6 +348,11 @@ NO_ID = "[request id: <id_unknown>] "
             "'refused_0', max allowed is 0; ",
             id="more requests than the model takes",
         ),
+        pytest.param(
+            warm_up(ZEROS, batch_size=1_000_000),
+            "warmup sample 'w' for model 'refused' has 1000000 requests, expected at most 16384",
+            id="a million requests",
+        ),
     ],
 )
 def test_a_sample_that_is_no_request_for_the_model_fails_the_load(models: Models, samples: str, text: str) -> None:

@@ -33,9 +33,6 @@ from pytriton_lite.scheduling.ticket import Batch, Executor, Ticket, Ways
 
 logger = logging.getLogger(__name__)
 
-_MOST_TEXTS = 1000
-"""A batch size may be any number; so many of its requests are told that it is too large."""
-
 
 class WarmUp:
     """The warm-up of one model version, for each of its instances that executes."""
@@ -118,7 +115,7 @@ class WarmUp:
         if sample.batch_size <= max(1, most):
             return []
         text = f"batch size {sample.batch_size} for '{instance.name}', max allowed is {most}"
-        return [text] * min(sample.batch_size, _MOST_TEXTS)
+        return [text] * sample.batch_size
 
     def _tensors(self, sample: WarmUpSample) -> tuple[list[Tensor], list[Tensor]]:
         """The inputs of a request of *sample*, checked as a client's, and what the model sees beside them. In a thread."""
