@@ -132,6 +132,9 @@ def test_the_end_of_a_prompt_is_kept_and_room_for_what_is_generated(tmp_path: Pa
             for words in (prompt, prompt[-50:])
         )
         assert long["generated_text"].tolist() == end["generated_text"].tolist()
+        refused = model.execute([Request(texts("good"), parameters={"max_new_tokens": 64})])[0].response.error
+        assert refused is not None
+        assert refused.message() == "parameter 'max_new_tokens' must be less than 64, the model's positions, got 64"
 
 
 def test_a_classifier_that_is_a_decoder_takes_several_texts_at_a_time(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ class TritonPythonModel:
     def _other(self, texts: list[str], request: Any) -> dict[str, Any]:
         if self._folder.task == _EMBEDDING:
             return self._embed(texts)
-        options = _generation(request.parameters())
+        options = _generation(request.parameters(), self._positions)
         seed = options.pop("seed", None)
         if seed is not None:
             self._torch.manual_seed(seed)
@@ -261,8 +261,7 @@ class TritonPythonModel:
 
     def _encode(self, texts: list[str], *, new_tokens: int = 0) -> Any:
         """The tokens of *texts*, cut so that the model has positions for them, and for *new_tokens* behind them."""
-        room = self._positions - new_tokens
-        longest = min(self._longest, room if room > 0 else self._positions)
+        longest = min(self._longest, self._positions - new_tokens)
         options = {"truncation": True, "max_length": longest} if longest < _NO_LIMIT else {}
         return self._tokenizer(texts, padding=True, return_tensors="pt", **options).to(self._device)
 
@@ -315,12 +314,16 @@ def _positions(model: Any) -> int:
     return count
 
 
-def _generation(text: str) -> dict[str, Any]:
-    """The options of generate in the parameters of a request. Raises InferenceError for one of another type."""
+def _generation(text: str, positions: int) -> dict[str, Any]:
+    """The options of generate in the parameters of a request to a model that has so many *positions* for tokens.
+
+    Raises InferenceError for one of another type, and where none would be left for the request's text: a model that looks
+    them up in a table fails beyond its end, and on a GPU all that comes afterwards fails, too.
+    """
     given = json.loads(text) if text else {}
     if "max_tokens" in given:  # its name in the routes of OpenAI's API
         given.setdefault("max_new_tokens", given["max_tokens"])
-    options: dict[str, Any] = {"max_new_tokens": _NEW_TOKENS, "do_sample": False}
+    options: dict[str, Any] = {"max_new_tokens": min(_NEW_TOKENS, positions // 2), "do_sample": False}
     for name, kind in _GENERATED.items():
         if name in given:
             value = given[name]
@@ -329,6 +332,12 @@ def _generation(text: str) -> dict[str, Any]:
                     ErrorCode.INVALID_ARG, f"parameter '{name}' must be a {kind.__name__}, got {json.dumps(value)}"
                 )
             options[name] = value
+    if options["max_new_tokens"] >= positions:
+        raise InferenceError(
+            ErrorCode.INVALID_ARG,
+            f"parameter 'max_new_tokens' must be less than {positions}, the model's positions, got "
+            f"{options['max_new_tokens']}",
+        )
     if "do_sample" not in given and {"temperature", "top_p", "top_k"} & given.keys():
         options["do_sample"] = given.get("temperature") != 0
     if not options["do_sample"] and given.get("temperature") == 0:
