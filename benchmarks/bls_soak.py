@@ -192,7 +192,7 @@ def read_memory(port: int) -> Memory:
     values: dict[tuple[str, str], int] = {}
     for name, labels, value in re.findall(r"^pytriton_lite_shared_memory_(\w+)\{(.*)\} (\d+)$", page, re.MULTILINE):
         of = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        values[of["instance"], of.get("writer", name)] = int(value)
+        values[of["model_instance"], of.get("writer", name)] = int(value)
     if not values:
         raise BenchmarkError("the metrics page says nothing of shared memory")
     instances = sorted({instance for instance, _ in values})

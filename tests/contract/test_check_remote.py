@@ -16,7 +16,7 @@ from tests.remote_servers import ACCESS, running_s3
 def test_findings_name_the_place_from_which_the_files_came(tmp_path: Path) -> None:
     with running_s3() as s3:
         s3.put("models/right/config.pbtxt", 'backend: "python" output { name: "Y" data_type: TYPE_FP32 dims: 1 }')
-        s3.put("models/right/1/model.py", "class TritonPythonModel: pass")
+        s3.put("models/right/1/model.py", "class TritonPythonModel:\n    def execute(self, requests): return []")
         s3.put("models/wrong/config.pbtxt", 'backend: "python"\nmax_batch_size: -1')
         s3.put("models/nofile/config.pbtxt", 'backend: "python"')
         s3.put("models/outside/1/../../x", "")
