@@ -139,7 +139,8 @@ class InferProtocol(ListenerProtocol):
         ordinary.misses += 1
         if ordinary.misses > _MOST_MISSES and self._messages % _SELDOM:
             return
-        if end <= LONGEST_HEAD and data.endswith(b"\r\n\r\n", 0, end):
+        # At the first empty line: a body may have one, too, and something pipelined behind it be as long as the body.
+        if end <= LONGEST_HEAD and data.find(b"\r\n\r\n", 0, end) + 4 == end:
             ordinary.remember_head(data[:end])
 
     def is_answer_due(self) -> bool:

@@ -734,6 +734,24 @@ def test_pipelined_requests_are_answered_in_order() -> None:
     in_session(scenario)
 
 
+def test_a_body_is_not_a_part_of_the_head_that_is_remembered() -> None:
+    """A document that ends in an empty line, with another request of its length pipelined behind it."""
+    left, right = ({"name": f"INPUT{at}", "shape": [4], "datatype": "FP32", "data": [at] * 4} for at in (0, 1))
+    body = json.dumps({"inputs": [left, right]}).encode() + b"\r\n\r\n"
+    head = b"POST /v2/models/add_sub/infer HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body)
+    live = b"GET /v2/health/live HTTP/1.1\r\nHost: h\r\nX: %b\r\n\r\n"
+    live %= b"x" * (len(body) - len(live) + 2)
+    assert len(live) == len(body)
+
+    async def scenario(session: Session) -> None:
+        for _ in range(3):
+            session.send(head + body + live)
+            assert await session.sums() == [1.0] * 4
+            assert (await session.reply())[0] == 200
+
+    in_session(scenario)
+
+
 def test_a_request_behind_one_that_is_not_answered_waits_for_it() -> None:
     server = SlowServer()
 
