@@ -90,7 +90,7 @@ require(
         "resume_writing",
     ),
     *("_start_asgi_task", "_unset_keepalive_if_required", "pipeline", "connections", "tasks", "scope", "cycle"),
-    "timeout_keep_alive_task",
+    *("timeout_keep_alive_task", "timeout_keep_alive_handler"),
 )
 require(
     "uvicorn",
@@ -1105,6 +1105,11 @@ class ListenerProtocol(HttpToolsProtocol):
             self._send_refusal(refusal)
         elif self.server_state.closing and self.is_between_requests():
             self.transport.close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that is idle. One with a part of a request has limits of its own for that."""
+        if self.is_between_requests() and not self._is_in_body:
+            super().timeout_keep_alive_handler()
 
     def is_last_known(self) -> bool:
         """Whether nothing has come behind the request that is to be answered now, as far as can be told."""

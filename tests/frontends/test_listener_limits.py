@@ -565,6 +565,21 @@ def test_a_connection_that_is_idle_behind_an_answer_is_closed(with_peer: WithPee
     with_peer(scenario, ConnectionLimits(idle_timeout_s=0.05))
 
 
+def test_a_connection_with_a_part_of_the_next_head_is_not_idle(with_peer: WithPeer) -> None:
+    async def scenario(peer: Peer) -> None:
+        await peer.send(START + b"\r\n" + START[:10])
+        assert await peer.answer() == (200, b"0")
+        idle = await another(peer)
+        await idle.send(START + b"\r\n")
+        assert await idle.answer() == (200, b"0")
+        assert await idle.reader.read() == b""
+        idle.writer.close()
+        await peer.send(START[10:] + b"\r\n")
+        assert await peer.answer() == (200, b"0")
+
+    with_peer(scenario, ConnectionLimits(idle_timeout_s=0.05))
+
+
 # ---------------------------------------------------------------------------------------------------- TLS, Unix sockets
 
 

@@ -251,7 +251,7 @@ class InferProtocol(ListenerProtocol):
 
     def _watch_idleness(self) -> None:
         """Close a connection that was idle since the last look. A timer for each answer would cost as much as its writing."""
-        if self._ordinary.is_used or self._reading is not _BETWEEN or self.is_answer_due():
+        if self._ordinary.is_used or not self.is_between_requests():
             self._ordinary.is_used = False
             self._idle_timer = self.loop.call_later(self._limits.idle_timeout_s, self._watch_idleness)
         else:

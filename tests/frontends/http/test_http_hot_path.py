@@ -752,6 +752,24 @@ def test_a_body_is_not_a_part_of_the_head_that_is_remembered() -> None:
     in_session(scenario)
 
 
+def test_a_connection_whose_body_is_still_to_come_is_not_idle() -> None:
+    whole = message(vector(1, 2, 3, 4), vector(0, 0, 0, 0))
+    begin = whole.index(b"\r\n\r\n") + 4
+
+    async def scenario(session: Session) -> None:
+        session.send(whole)
+        assert await session.sums() == [1.0, 2.0, 3.0, 4.0]
+        session.send(whole[:begin])
+        for _ in range(3):  # the time in which a connection without a request is closed
+            reader, writer = await asyncio.open_connection("127.0.0.1", session.listener.port)
+            assert await reader.read() == b""
+            writer.close()
+        session.send(whole[begin:])
+        assert await session.sums() == [1.0, 2.0, 3.0, 4.0]
+
+    in_session(scenario, limits=ConnectionLimits(idle_timeout_s=0.05))
+
+
 def test_a_request_behind_one_that_is_not_answered_waits_for_it() -> None:
     server = SlowServer()
 
