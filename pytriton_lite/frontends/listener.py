@@ -1012,6 +1012,7 @@ class ListenerProtocol(HttpToolsProtocol):
             return False
         self._give_up_body()
         cycle.disconnected = True  # its application ends, and writes nothing
+        cycle.waiting_for_100_continue = False  # it would be told to go on behind the refusal
         cycle.message_event.set()
         self.running = None
         return True
