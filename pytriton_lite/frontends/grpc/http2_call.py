@@ -741,7 +741,7 @@ class UnaryCall(Call):
     def __init__(self, link: Link, endpoint: Endpoint, stream_id: int, head: Head, receive_window: int) -> None:
         super().__init__(link, endpoint, stream_id, head, receive_window)
         self._body: bytearray | None = None
-        """What has come of a message in several frames; of a large one the first bytes alone."""
+        """What has come of a message in several frames; nothing where `_buffer` has it."""
         self._buffer: memoryview | None = None
         """Room for all of a large message, of which `_filled` bytes are there."""
         self._filled = 0
@@ -774,12 +774,10 @@ class UnaryCall(Call):
         elif len(body) >= PREFIX_BYTES:
             size = _read_prefix(body)[1]
             self._check_sizes(size, len(body) - PREFIX_BYTES)
-            if self.is_ended:
+            if self.is_ended or not self._take_budget(len(body)):
                 return
             if size >= LARGE_BYTES:
                 self._make_room(size, body)
-            else:
-                self._take_budget(len(body))
 
     def _make_room(self, size: int, body: bytearray) -> None:
         """Memory for a message of *size* bytes, that a client which sends nothing more does not cost us."""
@@ -794,6 +792,7 @@ class UnaryCall(Call):
             return
         self._buffer[: len(body)] = body
         self._filled = len(body)
+        self._body = bytearray()
         self.is_filling = True
 
     def _fill(self, buffer: memoryview, piece: memoryview) -> None:

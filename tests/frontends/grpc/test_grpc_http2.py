@@ -1698,6 +1698,21 @@ class TestUnfinishedRequests:
             assert peer.answer(stream).trailers["grpc-status"] == "0"
         assert engine.receive_budget.taken == 0
 
+    def test_first_frames_of_large_messages_count_before_a_second_comes(
+        self, engine: FakeServer, peer: Http2Peer
+    ) -> None:
+        engine.receive_budget.limit = 40_000
+        body = prefixed(infer_message(size=200_000))
+        for stream in (1, 3, 5):
+            peer.send(peer.headers(stream, headers_of()), frame(DATA, 0, stream, body[:15_000]))
+        trailers = peer.answer(5).trailers
+        assert trailers["grpc-status"] == "14" and "(--max-receiving-bytes)" in trailers["grpc-message"]
+        assert engine.receive_budget.taken == 30_000
+        peer.send(reset(1), reset(3))
+        peer.request(7, b"", LIVE)
+        peer.answer(7)
+        assert engine.receive_budget.taken == 0
+
     def test_open_calls_beyond_the_first_of_a_connection_have_a_limit_of_memory(
         self, engine: FakeServer, start: Started
     ) -> None:
