@@ -65,8 +65,8 @@ class Streams:
         """*call* is over."""
         del self.calls[call.stream_id]
         self._call_bytes -= _CALL_BYTES + call.head_bytes
-        # Not what the next call would take again.
-        if self._counted_bytes - self._call_bytes > 2 * _PIECE_BYTES:
+        # Not what the next call would take again; but a connection may be idle for ever.
+        if not self.calls or self._counted_bytes - self._call_bytes > 2 * _PIECE_BYTES:
             self._give_back(self._call_bytes + _PIECE_BYTES)
 
     def clear(self) -> list[Call]:

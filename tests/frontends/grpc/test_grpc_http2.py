@@ -1713,6 +1713,21 @@ class TestUnfinishedRequests:
         peer.answer(7)
         assert engine.receive_budget.taken == 0
 
+    def test_connection_whose_calls_have_ended_has_nothing_of_the_limit_of_open_calls(
+        self, engine: FakeServer, start: Started
+    ) -> None:
+        engine.receive_budget.limit = 3 * 64 << 10
+        listener = start()
+        with Http2Peer.connect(listener) as peer, Http2Peer.connect(listener) as other:
+            streams = range(1, 81, 2)
+            peer.send(*(peer.headers(stream, headers_of(STREAM)) for stream in streams))
+            peer.send(*(frame(DATA, END_STREAM, stream) for stream in streams))
+            for stream in streams:
+                assert peer.answer(stream).trailers["grpc-status"] == "0"
+            other.send(*(other.headers(stream, headers_of(STREAM)) for stream in range(1, 127, 2)))
+            other.request(127, b"", LIVE)
+            assert other.answer(127).trailers["grpc-status"] == "0"
+
     def test_open_calls_beyond_the_first_of_a_connection_have_a_limit_of_memory(
         self, engine: FakeServer, start: Started
     ) -> None:
