@@ -362,7 +362,10 @@ class Sender:
 
     def _send(self, call: Call) -> bool:
         """Send as much of *call* as windows and transport take, up to `_SENT_AT_ONCE`; True when nothing is left that waits."""
-        while not self.is_paused and self._connection.state is not _CLOSED and self._sent_bytes < _SENT_AT_ONCE:
+        while not self.is_paused and self._connection.state is not _CLOSED:
+            # An end alone has no bytes of an answer: one that was kept would wait for a window, which it does not need.
+            if call.unsent and self._sent_bytes >= _SENT_AT_ONCE:
+                return False
             pieces: list[Buffer] = [call.opening] if call.opening else []
             call.opening = b""
             self._cut_frames(call, pieces)

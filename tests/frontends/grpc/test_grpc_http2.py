@@ -526,6 +526,18 @@ class TestFlowControl:
         peer.send(window_update(0, 1 << 20))
         assert peer.answer(3).trailers["grpc-status"] == "0"
 
+    def test_error_needs_no_window_behind_as_many_answers_as_are_sent_in_a_turn(self, peer: Http2Peer) -> None:
+        peer.send(settings(initial_window_size=1 << 20))
+        peer.request(1, infer_message(size=60_000))
+        size = len(peer.answer(1).body)
+        count = -(-http2_sender._SENT_AT_ONCE // size)
+        peer.send(window_update(0, count * size - 65_535))  # which the last of them uses up
+        for stream in range(3, 2 * count + 1, 2):
+            peer.request(stream, infer_message(size=60_000))
+            assert peer.answer(stream).trailers["grpc-status"] == "0"
+        peer.request(2 * count + 1, b"", "/no.Service/Nope")
+        assert peer.answer(2 * count + 1).trailers["grpc-status"] == "12"
+
     def test_trailers_behind_an_empty_message_need_no_window(self, listener: Http2Listener) -> None:
         with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=0)) as peer:
             peer.request(1, b"", "/inference.GRPCInferenceService/SystemSharedMemoryUnregister")
