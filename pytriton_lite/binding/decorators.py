@@ -293,14 +293,19 @@ def _run_pad(called: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     padded = {
         name: np.concatenate([array, np.repeat(array[-1:], wanted - rows, axis=0)]) for name, array in arrays.items()
     }
-    return called(*args, **{**kwargs, **padded})
+
+    def without_padding(outputs: Any) -> Outputs:
+        # A function may know which rows are its own, and leave the others out itself.
+        return {
+            name: array[:rows] if np.ndim(array) and len(array) == wanted else array
+            for name, array in named(outputs).items()
+        }
+
+    return then(called(*args, **{**kwargs, **padded}), without_padding)
 
 
 pad_batch = _decorator(False, _run_pad)
-"""Repeat the last row until the batch has a preferred size, or the largest. What comes out has as many rows as was given.
-
-The function itself has to return as many rows as `batch` has put together.
-"""
+"""Repeat the last row until the batch has a preferred size, or the largest, and leave out what comes of those rows."""
 
 
 def first_value(*keys: str, squeeze_single_values: bool = True, strict: bool = True) -> Callable[[Called], Called]:

@@ -236,6 +236,27 @@ def test_pad_batch_repeats_the_last_row(rows: int, wanted: int) -> None:
     assert seen == [[*range(rows), *[rows - 1] * (wanted - rows)]]
 
 
+@pytest.mark.parametrize("rows", [1, 4, 5])
+def test_what_comes_of_the_rows_that_pad_batch_adds_is_left_out(rows: int) -> None:
+    @batch
+    @pad_batch
+    def whole(a: Any) -> Any:
+        return [a]
+
+    @batch
+    @pad_batch
+    def stream(a: Any) -> Any:
+        yield {"sum": a}
+
+    given = [request(a=[[number]]) for number in range(rows)]
+    expected = [{"sum": [[number]]} for number in range(rows)]
+    assert plain(whole(given)) == expected
+    assert [plain(responses) for responses in stream(given)] == [expected]
+
+    with pytest.raises(ValueError, match=f"expected {rows} rows"):
+        batch(pad_batch(lambda a: [np.zeros((9, 1))]))(given)
+
+
 def test_triton_context_knows_the_model() -> None:
     @batch
     @triton_context
