@@ -271,11 +271,14 @@ class Triton:
         with self._lock:
             if self._is_connected:
                 return
+            server = self._usable()
             try:
-                self._usable().start()
-            except StartError as error:
-                self._has_stopped = True
+                server.start()
+            except (StartError, RuntimeError) as error:
                 raise PyTritonRuntimeError(str(error)) from error
+            finally:
+                # Also behind Ctrl-C: a server starts once, so whoever tries again is to have another one.
+                self._has_stopped = not server.is_running
             self._is_connected = True
         for model_name in self._server.models():
             self._tell(model_name)

@@ -234,6 +234,27 @@ def test_a_model_that_does_not_load_is_no_model(triton: Triton) -> None:
         triton.bind("Broken", Broken, [], [Tensor((1,), int)])
 
 
+def test_who_was_interrupted_in_the_start_may_try_again() -> None:
+    main, is_over = threading.get_ident(), threading.Event()
+
+    class Interrupted:
+        def __init__(self) -> None:
+            signal.pthread_kill(main, signal.SIGINT)
+            is_over.wait()
+
+        def __call__(self, requests: Any) -> Any: ...
+
+    triton = Triton(config=TritonConfig(**ANY_PORTS))
+    triton.bind("Interrupted", Interrupted, [], [Tensor((1,), int)])
+    with pytest.raises(KeyboardInterrupt):
+        triton.run()
+    is_over.set()
+    assert not triton.is_connected()
+    triton.bind("Again", add_sub, [Tensor((1,), np.float32)] * 2, [Tensor((1,), np.float32, "add")])
+    with triton:
+        assert triton.server.models() == ["Again"]
+
+
 def test_a_file_cannot_warm_a_function_up(triton: Triton) -> None:
     for given in (WarmupInput(np.float32, (1,), input_data_file="x.npy"), WarmupInput(np.float32, (1,))):
         config = ModelConfig(model_warmup=[ModelWarmup("w", 1, {"x": given}, 1)])
