@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pytriton_lite.binding.request import Array
-from pytriton_lite.binding.specification import TAKES_REQUESTS, Specification, current
+from pytriton_lite.binding.specification import CONTEXT, TAKES_REQUESTS, Specification, current
 from pytriton_lite.core import bytes_tensor
 from pytriton_lite.core.tensor import has_dims
 
@@ -34,9 +34,6 @@ __all__ = [
 
 Called = Callable[..., Any]
 Outputs = dict[str, Array]
-
-_CONTEXT = "triton_context"
-"""The argument that `triton_context` adds."""
 
 PLAIN = (dict, list, tuple, np.ndarray)
 """What functions return most often: outputs themselves, which nobody has to wait for and nothing has to be taken out of."""
@@ -264,7 +261,7 @@ def triton_context(called: Called) -> Called:
     """Give a function the argument ``triton_context``, whose ``model_config`` says what it serves. Put it innermost."""
 
     def run(inner: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return inner(*args, **{**kwargs, _CONTEXT: Context(current())})
+        return inner(*args, **{**kwargs, CONTEXT: Context(current())})
 
     return _decorator(False, run)(called)
 
@@ -278,7 +275,7 @@ class Context:
 
 
 def _arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in kwargs.items() if name != _CONTEXT}
+    return {name: value for name, value in kwargs.items() if name != CONTEXT}
 
 
 def _run_pad(called: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -314,8 +311,8 @@ def first_value(*keys: str, squeeze_single_values: bool = True, strict: bool = T
     Below `batch`, or over a function that is given requests. *strict* raises ValueError where rows differ; put
     `group_by_values` before it.
     """
-    if _CONTEXT in keys:
-        raise ValueError(f"'{_CONTEXT}' is no input of which there is a first value")
+    if CONTEXT in keys:
+        raise ValueError(f"'{CONTEXT}' is no input of which there is a first value")
 
     def replaced(inputs: Any) -> Any:
         for name in keys:

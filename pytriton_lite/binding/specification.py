@@ -26,6 +26,8 @@ SPECIFICATION = "__pytriton_lite_model__"
 """The attribute in which `model` leaves what was said."""
 TAKES_REQUESTS = "__takes_requests__"
 """The attribute of functions that are given a list of requests."""
+CONTEXT = "triton_context"
+"""The parameter that is no input: the decorator of that name gives it."""
 
 _OF_PYTHON: Mapping[object, dtypes.DataType] = {
     bool: dtypes.BOOL,
@@ -192,7 +194,7 @@ class Specification:
             "model_transaction_policy": {"decoupled": self.decoupled},
             "parameters": {key: {"string_value": value} for key, value in self.parameters.items()},
         }
-        if self.batcher is not None and self.max_batch_size:
+        if self.batcher is not None:
             config["dynamic_batching"] = _batching_json(self.batcher)
         if self.response_cache:
             config["response_cache"] = {"enable": True}
@@ -284,9 +286,10 @@ def model(
 
     *inputs* and *outputs* may be left out where annotations are tensors: ``def double(x: Tensor((-1,), np.float32)) ->
     Tensor((-1,), np.float32, "y")``. *max_batch_size* over 0 gives every array a batch dimension, and requests are put
-    together as *batcher* says (False: not at all). *decoupled* is what a generator is. *instances* is how many run at a time,
-    *parameters* and *warm_up* are the configuration's own, in its JSON form. *strict*, the default, compares what comes out
-    with what is declared. *in_process*: instances are threads of this process, and no processes.
+    together as *batcher* says (False: not at all). Without a batch dimension its queue policies and priorities still hold.
+    *decoupled* is what a generator is. *instances* is how many run at a time, *parameters* and *warm_up* are the
+    configuration's own, in its JSON form. *strict*, the default, compares what comes out with what is declared.
+    *in_process*: instances are threads of this process, and no processes.
     """
     said = Said(
         name,
@@ -346,6 +349,8 @@ def specify(function: object, said: Said, *, takes_requests: bool = False) -> Sp
     if max_batch_size < 0:
         raise ValueError(f"max_batch_size of model '{name}' is 0 or more, not {max_batch_size}")
     batcher = said.batcher
+    if batcher in (None, True):
+        batcher = DynamicBatcher() if max_batch_size else False
     is_generator = _is_generator(called)
     if is_generator and said.decoupled is False:
         raise ValueError(f"model '{name}' is a generator, so it is decoupled, and decoupled=False was said")
@@ -376,11 +381,7 @@ def specify(function: object, said: Said, *, takes_requests: bool = False) -> Sp
         inputs=inputs,
         outputs=outputs,
         max_batch_size=max_batch_size,
-        batcher=DynamicBatcher()
-        if batcher in (None, True)
-        else None
-        if batcher is False
-        else typing.cast(Any, batcher),
+        batcher=None if batcher is False else typing.cast(Any, batcher),
         decoupled=bool(said.decoupled) or is_generator,
         response_cache=bool(said.response_cache),
         instances=instances,
@@ -487,7 +488,7 @@ def _annotated_inputs(called: Callable[..., Any], name: str) -> list[Tensor]:
     found: list[Tensor] = []
     given = called.keywords if isinstance(called, functools.partial) else {}
     for parameter in _parameters(inspect.unwrap(called)):
-        if parameter.name in given:
+        if parameter.name in given or parameter.name == CONTEXT:
             continue
         tensor = _tensor_in(hints.get(parameter.name))
         if tensor is None:
@@ -551,5 +552,5 @@ def _check_signature(called: Callable[..., Any], inputs: Sequence[Tensor], name:
     known = {tensor.name for tensor in inputs}
     for parameter in names.values():
         is_needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
-        if is_needed and parameter.name not in known and parameter.name != "triton_context":
+        if is_needed and parameter.name not in known and parameter.name != CONTEXT:
             raise TypeError(f"parameter '{parameter.name}' of model '{name}' is none of its inputs: {hint}")

@@ -241,7 +241,7 @@ class Triton:
             inputs=inputs,
             outputs=outputs,
             max_batch_size=config.max_batch_size if config.batching else 0,
-            batcher=config.batcher,
+            batcher=config.batcher if config.batching else False,
             decoupled=config.decoupled or None,
             response_cache=config.response_cache,
             warm_up=[warm_up.as_json() for warm_up in config.model_warmup or ()],

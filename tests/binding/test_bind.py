@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import tritonclient.http
 
 from pytriton_lite import Request, Server, Tensor, batch, first_value, group_by_values, model
 from pytriton_lite.binding import template
+from pytriton_lite.binding.specification import DynamicBatcher, QueuePolicy
 from pytriton_lite.core import heap
 from pytriton_lite.embedding import ErrorCode, InferenceError, StartError
 from tests.harness import LOADS_ON, is_running, open_descriptors, process_name_and_parent, until, write_model
@@ -388,6 +389,26 @@ def test_a_function_has_fp32_for_bf16(server: Server, rows: int) -> None:
         assert client.infer("to", [tensor]).get_output("y")["datatype"] == "BF16"
     for name in ("to", "fro"):
         server.unbind(name)
+
+
+def test_policies_of_a_batcher_hold_without_a_batch_dimension(server: Server) -> None:
+    go = threading.Event()
+
+    def waits(x: Any) -> Any:
+        go.wait()
+        return x
+
+    batcher = DynamicBatcher(default_queue_policy=QueuePolicy(max_queue_size=1))
+    server.bind(waits, inputs=[ROWS], outputs=[Tensor((-1,), np.float32, "y")], batcher=batcher, in_process=True)
+    with ThreadPoolExecutor(5) as threads:
+        answers = [threads.submit(server.infer, "waits", {"x": [1]}, timeout_s=20) for _ in range(5)]
+        try:
+            (refused, *_), _ = wait(answers, return_when=FIRST_COMPLETED)
+            with pytest.raises(InferenceError, match="Exceeds maximum queue size"):
+                refused.result()
+        finally:
+            go.set()
+    server.unbind("waits")
 
 
 def test_one_function_for_each_instance(server: Server) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 
-from pytriton_lite.binding.decorators import batch
+from pytriton_lite.binding.decorators import batch, triton_context
 from pytriton_lite.binding.specification import (
     DynamicBatcher,
     QueuePolicy,
@@ -77,6 +77,15 @@ def test_batches_are_dynamic_unless_it_is_said_that_they_are_not() -> None:
     assert config(max_batch_size=4).dynamic_batching is not None
     assert config(max_batch_size=4, batcher=False).dynamic_batching is None
     assert config().dynamic_batching is None
+    assert config(batcher=True).dynamic_batching is None
+
+
+def test_the_context_is_no_input() -> None:
+    @triton_context
+    def within(x: Tensor((-1,), np.float32), triton_context: Any) -> Tensor((-1,), np.float32, "y"): ...  # type: ignore[valid-type]
+
+    for function in (within, batch(within)):
+        assert specify(function, Said()).inputs == (Tensor((-1,), np.float32, "x"),)
 
 
 def test_who_binds_says_the_last_word() -> None:
