@@ -40,6 +40,7 @@ from pytriton_lite.core.timeline import CLIENT_GONE, Timeline
 from pytriton_lite.embedding.loop_thread import Answer, LoopThread, post_if_alive
 
 if TYPE_CHECKING:
+    from pytriton_lite.config.model_config import TensorSpec
     from pytriton_lite.engine.server import Server as Engine
 
 PROTOCOL = "python"
@@ -47,6 +48,10 @@ PROTOCOL = "python"
 
 _FEW_CREDITS = 16
 """Responses that are taken before the model is told, unless it has no more for us now."""
+
+
+_FEW_VALUES = 4096
+"""Numbers or texts of which an array is made in the loop: 2 ms of its time at most."""
 
 
 class Response(dict[str, Array]):
@@ -93,10 +98,12 @@ class Wanted:
         sequence_end: bool,
         priority: int,
         timeout_us: int,
+        declared: Callable[[str, int | None], Mapping[str, TensorSpec]],
     ) -> None:
         """Raises TypeError or ValueError for what no request can say, InferenceError for arrays of no type in the protocol.
 
         The loop sends requests to a model together, so what cannot be sent is found here: it must not take others with it.
+        *declared* asks the loop for the inputs of a model, as `infer` may say it.
         """
         if not isinstance(inputs, Mapping):
             raise TypeError(f"inputs of model '{model}' are a dict of arrays by name, not {type(inputs).__name__}")
@@ -107,6 +114,8 @@ class Wanted:
             tensor_of(name, value) if _is_plain(value) else (name, _contiguous(value))
             for name, value in inputs.items()
         ]
+        if any(map(_is_large, inputs.values())):  # the loop has others to serve meanwhile
+            self._convert(declared(model, self.version))
         self._request = InferenceRequest(
             model,
             self.version,
@@ -135,13 +144,7 @@ class Wanted:
                 f"model '{self.model}' is decoupled: any number of responses may come of a request, so use stream",
             )
         request = self._request
-        declared = config.inputs_by_name
-        request.inputs = [
-            given
-            if isinstance(given, Tensor)
-            else tensor_of(given[0], given[1], declared[given[0]].datatype if given[0] in declared else None)
-            for given in self._inputs
-        ]
+        request.inputs = self._convert(config.inputs_by_name)
         observation = engine.observation
         if observation.is_on:
             request.timeline = observation.begin(
@@ -155,6 +158,17 @@ class Wanted:
             if request.timeline is not None:
                 request.timeline.received(sum(tensor.nbytes for tensor in request.inputs))
         return served, request
+
+    def _convert(self, declared: Mapping[str, TensorSpec]) -> list[Tensor]:
+        """Tensors of all inputs, those that are *declared* of the types that the model wants."""
+        tensors = [
+            given
+            if isinstance(given, Tensor)
+            else tensor_of(given[0], given[1], declared[given[0]].datatype if given[0] in declared else None)
+            for given in self._inputs
+        ]
+        self._inputs = [*tensors]
+        return tensors
 
 
 def _text(what: str, value: object) -> str:
@@ -196,6 +210,17 @@ def _parameter(name: str, value: object) -> ParameterValue:
 
 def _is_plain(value: object) -> bool:
     return isinstance(value, np.ndarray) and value.dtype != np.float32
+
+
+def _is_large(value: object) -> bool:
+    """Whether it may take longer to make an array of *value* than to ask the loop for a type."""
+    if isinstance(value, np.ndarray):  # it is one
+        return False
+    count = 1
+    while isinstance(value, (list, tuple)) and value:
+        count *= len(value)
+        value = value[0]
+    return count > _FEW_VALUES or not isinstance(value, (list, tuple, str, bytes, int, float, np.generic))
 
 
 def _contiguous(value: object) -> object:

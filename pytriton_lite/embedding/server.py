@@ -33,6 +33,7 @@ from pytriton_lite.frontends.http.view_json import statistics_json
 from pytriton_lite.repository.definition import Definition
 
 if TYPE_CHECKING:
+    from pytriton_lite.config.model_config import TensorSpec
     from pytriton_lite.frontends.grpc.carried import CarriedCalls
     from pytriton_lite.frontends.listener import AsgiApp
 
@@ -372,6 +373,7 @@ class Server:
                 sequence_end=sequence_end,
                 priority=priority,
                 timeout_us=timeout_us,
+                declared=self._declared,
             ),
             come.put,
         )
@@ -413,6 +415,7 @@ class Server:
                 sequence_end=sequence_end,
                 priority=priority,
                 timeout_us=timeout_us,
+                declared=self._declared,
             ),
             fulfiller(come),
         )
@@ -453,6 +456,7 @@ class Server:
                 sequence_end=sequence_end,
                 priority=priority,
                 timeout_us=timeout_us,
+                declared=self._declared,
             ),
         )
 
@@ -486,8 +490,13 @@ class Server:
                 sequence_end=sequence_end,
                 priority=priority,
                 timeout_us=timeout_us,
+                declared=self._declared,
             ),
         )
+
+    def _declared(self, model: str, version: int | None) -> Mapping[str, TensorSpec]:
+        """The inputs of *model* by name. Raises InferenceError for one that does not serve."""
+        return self._read(lambda: self._engine.find(model, version).config.inputs_by_name)
 
     # ------------------------------------------------------------------------------------------ functions
 

@@ -168,6 +168,37 @@ def test_what_does_not_fit_is_refused_by_name(
     assert server.infer("echo", {"NUMBERS": [1]})["NUMBERS_OUT"].tolist() == [1]
 
 
+class Elsewhere:
+    """A tensor of another library's, which notes the thread that makes an array of it."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        self.seen.add(threading.get_ident())
+        return np.arange(3.0)
+
+
+@pytest.mark.parametrize("way", ["infer", "ainfer", "stream", "astream"])
+def test_arrays_are_made_in_the_thread_that_asks(server: Server, way: str) -> None:
+    async def streamed(inputs: Any) -> Response:
+        (response,) = [response async for response in server.astream("echo", inputs)]
+        return response
+
+    ways: dict[str, Callable[[Any], Response]] = {
+        "infer": lambda inputs: server.infer("echo", inputs),
+        "ainfer": lambda inputs: asyncio.run(server.ainfer("echo", inputs)),
+        "stream": lambda inputs: next(server.stream("echo", inputs)),
+        "astream": lambda inputs: asyncio.run(streamed(inputs)),
+    }
+    tensor = Elsewhere()
+    assert ways[way]({"NUMBERS": tensor})["NUMBERS_OUT"].tolist() == [0, 1, 2]
+    assert tensor.seen == {threading.get_ident()}
+
+    texts = [str(number) for number in range(5000)]
+    assert [text.decode() for text in ways[way]({"TEXTS": texts})["TEXTS_OUT"]] == texts
+
+
 def test_inputs_are_a_mapping(server: Server) -> None:
     with pytest.raises(TypeError, match="inputs of model 'echo' are a dict of arrays by name, not list"):
         server.infer("echo", [1])  # type: ignore[arg-type]
