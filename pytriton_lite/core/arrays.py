@@ -12,6 +12,9 @@ from pytriton_lite.core.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 
+MASKED = "masked elements have no values that could be sent; give them some, as filled() does"
+"""What is told of an array with such: what is below a mask is anything."""
+
 
 def tensor_of(name: str, value: object, declared: dtypes.DataType | None = None) -> Tensor:
     """Tensor *name* of *value*: an array of numpy, whose bytes are referred to, or what ``np.asarray`` makes one of.
@@ -21,6 +24,8 @@ def tensor_of(name: str, value: object, declared: dtypes.DataType | None = None)
     Raises InferenceError(INVALID_ARG) for what no type of the protocol has.
     """
     array = value if isinstance(value, np.ndarray) else _converted(name, value, declared)
+    if np.ma.is_masked(array):
+        raise InferenceError(ErrorCode.INVALID_ARG, f"input '{name}': {MASKED}")
     if declared is dtypes.BF16 and array.dtype == np.float32:
         halves = np.ascontiguousarray(array).view(np.uint32) >> 16
         return Tensor(name, dtypes.BF16, array.shape, halves.astype(np.uint16).tobytes())
@@ -52,7 +57,7 @@ def _converted(name: str, value: object, declared: dtypes.DataType | None) -> Ar
         if declared is dtypes.BYTES:
             return _texts(value)
         return _numbers(value, np.dtype(np.float32) if declared is dtypes.BF16 else np.dtype(declared.numpy))
-    except (TypeError, ValueError, OverflowError) as error:
+    except Exception as error:  # of another library, too: PyTorch raises RuntimeError for a tensor with a gradient
         told = f" of {declared.name}" if declared is not None else ""
         raise InferenceError(
             ErrorCode.INVALID_ARG, f"input '{name}': no array{told} can be made of it: {error}"

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from pytriton_lite.core import bytes_tensor, dtypes
+from pytriton_lite.core.arrays import MASKED
 from pytriton_lite.core.dtypes import DataType
 from pytriton_lite.ipc import device as devices
 from pytriton_lite.worker import dlpack
@@ -59,6 +60,8 @@ class Tensor:
         datatype = dtypes.from_numpy(array.dtype)
         if datatype is None:
             raise TritonModelException("NumPy dtype is not supported.")
+        if type(array) is not np.ndarray and np.ma.is_masked(array):
+            raise TritonModelException(f"Tensor '{name}': {MASKED}.")
         self._name = name
         self._datatype = datatype
         self._shape = array.shape

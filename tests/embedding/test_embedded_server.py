@@ -137,6 +137,16 @@ def test_large_tensors_come_back_whole_and_hold_nothing_of_the_models(server: Se
     until(lambda: not held())
 
 
+MASKED = np.ma.array([1, 2], np.float32, mask=[0, 1])  # type: ignore[no-untyped-call]
+
+
+class Unwilling:
+    """A tensor of which its library makes no array."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise RuntimeError("a tensor that requires grad has no array")
+
+
 @pytest.mark.parametrize(
     ("inputs", "code", "text"),
     [
@@ -156,6 +166,9 @@ def test_large_tensors_come_back_whole_and_hold_nothing_of_the_models(server: Se
         ({"FLAGS": [0, 2]}, ErrorCode.INVALID_ARG, "no array of BOOL .*: expected True and False or 1 and 0, got 2"),
         ({"TEXTS": ["a", None]}, ErrorCode.INVALID_ARG, "no array of BYTES .*: expected str or bytes, got NoneType"),
         ({"TEXTS": ["a\ud800"]}, ErrorCode.INVALID_ARG, "input 'TEXTS': a text is no UTF-8"),
+        ({"NUMBERS": MASKED}, ErrorCode.INVALID_ARG, "input 'NUMBERS': masked elements have no values"),
+        ({"TEXTS": MASKED.astype(str)}, ErrorCode.INVALID_ARG, "input 'TEXTS': masked elements have no values"),
+        ({"NUMBERS": Unwilling()}, ErrorCode.INVALID_ARG, "'NUMBERS': no array .*: a tensor that requires grad"),
         ({"OTHER": [1]}, ErrorCode.INVALID_ARG, "unexpected inference input 'OTHER'"),
     ],
 )

@@ -459,6 +459,14 @@ def test_other_numpy_dtypes_are_refused(array: Any) -> None:
         Tensor("A", array)
 
 
+def test_what_lies_below_a_mask_is_not_sent() -> None:
+    with pytest.raises(
+        TritonModelException, match=r"^Tensor 'A': masked elements have no values .* filled\(\) does\.$"
+    ):
+        Tensor("A", np.ma.array([1, 2, 3], mask=[0, 1, 0]))  # type: ignore[no-untyped-call]
+    assert Tensor("A", np.ma.array([1, 2, 3])).as_numpy().tolist() == [1, 2, 3]  # type: ignore[no-untyped-call]
+
+
 def test_bf16_input_cannot_become_numpy() -> None:
     """model_api.md row 110."""
     tensor = input_tensor("A", dtypes.BF16, (2,), b"\0\0\0\0")
