@@ -160,6 +160,8 @@ class _Parser:
         self._text = text
         self._new_object = new_object
         self._at = 3 if text.startswith(b"\xef\xbb\xbf") else 0
+        self._one_by_one_until = 0
+        """The end of numbers that were tried in one go."""
 
     def parse(self) -> object:
         self._skip_blanks()
@@ -265,12 +267,13 @@ class _Parser:
         return value
 
     def _take_numbers(self, elements: list[object]) -> None:
-        run = _NUMBER_RUN.match(self._text, self._at)
+        run = _NUMBER_RUN.match(self._text, self._at) if self._at >= self._one_by_one_until else None
         if run is None:
             return
         try:
             numbers = orjson.loads(b"[" + run.group().rstrip(b", \t\r\n") + b"]")
         except orjson.JSONDecodeError:  # a number too big: read them one by one, up to that one
+            self._one_by_one_until = run.end()
             return
         elements.extend(numbers)
         self._at = run.end()

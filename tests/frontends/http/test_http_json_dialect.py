@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
+from types import FrameType
 from typing import Any
 
 import orjson
@@ -114,6 +116,23 @@ def test_one_nan_in_a_large_tensor_does_not_cost_seconds() -> None:
     assert time.process_time() - started < 1
     assert read[:200_000] == numbers
     assert len(read) == 400_001
+
+
+def test_numbers_in_front_of_one_that_is_too_big_are_not_tried_together_again() -> None:
+    text = b'{"data":[NaN,' + b"1," * 4000 + b"1e999," + b"1," * 20_000 + b"1]}"
+    tries = 0
+
+    def count(frame: FrameType, event: str, function: Any) -> None:
+        nonlocal tries
+        tries += event == "c_call" and function is orjson.loads
+
+    sys.setprofile(count)
+    try:
+        told = refusal(text)
+    finally:
+        sys.setprofile(None)
+    assert told == "Number too big to be stored in double. at 8013"
+    assert tries < 10
 
 
 documents = st.recursive(
