@@ -56,6 +56,8 @@ _DROPPED = bytearray(64 << 10)
 _TINY_DATA_BYTES = 32  # less than any request has
 _FREE_TINY_FRAMES = 8
 """Frames of less than `_TINY_DATA_BYTES` that a message may have before each more is a nuisance."""
+_UNCOUNTED_BYTES = 16 << 10
+"""What a connection may keep of a frame or header block that is not whole before it is counted, as in HTTP."""
 _PEER_CLOSES_S = 1.0  # how long a peer that has its last answer may take to close, before its side is closed for it
 _LINGER_S = 1.0  # how long a peer that has read everything may take to close
 _CLOSE_S = 20.0  # the same for one that has not; what is left is at most about 320 KiB
@@ -117,6 +119,8 @@ class Http2Connection:
         """The beginning of a frame, or of the preface, whose end has not come; frames, too, while `_is_waiting`."""
         self._rest_at = 0
         """Where in `_rest` it begins: to cut off what is done with would be to copy the rest in every slice of time."""
+        self._kept_bytes = 0
+        """Bytes taken of the budget for unfinished requests, for a frame and a header block of which a part has come."""
         self._is_waiting = False
         """Whether it waits for the loop's time: `go_on` is called when it is our turn."""
         self._is_reading_paused = False
@@ -332,10 +336,24 @@ class Http2Connection:
                     self._share.wait(self, is_new=False)
                     return
         self._rest = data[begin:]
+        if self._kept_bytes or self._headers.begun is not None or end - begin > _UNCOUNTED_BYTES:
+            self._count_kept()
         if begin > first:
             self._has_read_frames = True
         if self._filling is not None:
             self._begin_placing(self._filling)
+
+    def _count_kept(self) -> None:
+        """Count what is kept for as long as the peer takes to send the rest of it. Raises ConnectionFault."""
+        budget, begun = self._endpoint.receive_budget, self._headers.begun
+        nbytes = len(self._rest) + (0 if begun is None else len(begun[2]))
+        nbytes = nbytes if nbytes > _UNCOUNTED_BYTES else 0
+        more = nbytes - self._kept_bytes
+        if more > 0 and not budget.try_take(more):
+            raise ConnectionFault(Http2Error.ENHANCE_YOUR_CALM, budget.refusal(nbytes).message)
+        if more < 0:
+            budget.give_back(-more)
+        self._kept_bytes = nbytes
 
     def _go_on_with_data(self, data: bytes, begin: int, left: int, flags: int, stream_id: int) -> int:
         """Hand on what has come of a frame of data, as if it were a frame of its own; where the next one begins."""
@@ -901,6 +919,8 @@ class Http2Connection:
             self._transport.abort()
 
     def _drop_calls(self) -> None:
+        self._rest, self._headers.begun = b"", None
+        self._count_kept()
         calls = self._streams.clear()
         self._sender.close()
         for call in calls:

@@ -1725,6 +1725,42 @@ class TestUnfinishedRequests:
         peer.answer(7)
         assert engine.receive_budget.taken == 0
 
+    @pytest.mark.parametrize(
+        "begun",
+        [
+            pytest.param(frame(HEADERS, END_HEADERS, 1, bytes(60_000))[:50_009], id="frame"),
+            pytest.param(
+                frame(HEADERS, 0, 1, bytes(20_000)) + frame(CONTINUATION, 0, 1, bytes(40_000))[:30_009], id="block"
+            ),
+        ],
+    )
+    def test_frames_and_header_blocks_that_are_not_whole_count(
+        self, engine: FakeServer, listener: Http2Listener, begun: bytes
+    ) -> None:
+        """A connection may have 64 KiB of either, and there may be thousands."""
+        nbytes = 50_009  # with the head of the frame that is not whole
+        engine.receive_budget.limit = 2 * nbytes
+        with Http2Peer.connect(listener) as peer, Http2Peer.connect(listener) as other:
+            for one in (peer, other):
+                one.send(begun)
+            until(lambda: engine.receive_budget.taken == 2 * nbytes)
+            with Http2Peer.connect(listener) as third:
+                third.send(begun)
+                goaway = third.next(GOAWAY)
+                assert goaway.code == ENHANCE_YOUR_CALM and "(--max-receiving-bytes)" in goaway.text
+            assert engine.receive_budget.taken == 2 * nbytes
+        until(lambda: engine.receive_budget.taken == 0)
+
+    def test_header_block_that_was_counted_is_given_back_when_it_is_whole(
+        self, engine: FakeServer, peer: Http2Peer
+    ) -> None:
+        block = peer.encoder.encode(headers_of(LIVE, a="a" * 40_000), huffman=False)
+        peer.send(frame(HEADERS, 0, 1, block[:30_000]))
+        until(lambda: engine.receive_budget.taken == 30_000)
+        peer.send(frame(CONTINUATION, END_HEADERS, 1, block[30_000:]), frame(DATA, END_STREAM, 1, prefixed(b"")))
+        assert peer.answer(1).trailers["grpc-status"] == "0"
+        assert engine.receive_budget.taken == 0
+
     def test_connection_whose_calls_have_ended_has_nothing_of_the_limit_of_open_calls(
         self, engine: FakeServer, start: Started
     ) -> None:
