@@ -850,7 +850,11 @@ class UnaryCall(Call):
         else:
             message = memoryview(data)[begin:end]
             if flag or not self._is_inference:
-                message = bytes(message)
+                try:
+                    message = bytes(message)
+                except MemoryError:
+                    self._fail(_no_memory(size))
+                    return
         if flag:
             assert isinstance(message, bytes)
             self._decompress(flag, message, self._start)
@@ -962,13 +966,15 @@ class UnaryCall(Call):
             return
         try:
             parts, size = encode_response_parts(outcome, self._endpoint.servicer.response_templates)
+            is_in_parts = size >= LARGE_BYTES and self._head.answer_encoding is None
+            message = b"" if is_in_parts else b"".join(parts)
         except Exception as error:  # an answer that cannot be sent
             self._fail(error)
             return
-        if size >= LARGE_BYTES and self._head.answer_encoding is None:
+        if is_in_parts:
             self._answer_in_parts(parts, size)
         else:
-            self._answer_whole(b"".join(parts))
+            self._answer_whole(message)
 
     def _on_answer(self, answer: asyncio.Future[bytes]) -> None:
         if answer.cancelled():

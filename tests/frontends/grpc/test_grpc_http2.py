@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import random
+import resource
 import socket
 import struct
 import subprocess
@@ -63,6 +64,7 @@ from pytriton_lite.frontends.grpc import compression, http2, http2_call, http2_c
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.http2_call import TasksToCome, are_trailers
 from pytriton_lite.frontends.grpc.options import GrpcOptions
+from pytriton_lite.frontends.grpc.parsing import field_header
 from pytriton_lite.frontends.grpc.placing_reader import PlacingReader
 from pytriton_lite.frontends.unread import UnreadBudget
 from pytriton_lite.frontends.work_share import share_of
@@ -1668,6 +1670,18 @@ class TestShareOfTheLoop:
         assert begun[:4] == ["busy 0", "other", "busy 1", "busy 3"]
 
 
+@contextmanager
+def little_memory(nbytes: int) -> Iterator[None]:
+    """The process cannot have more than *nbytes* beside what it has."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 class TestUnfinishedRequests:
     """What is received of requests, over all connections, is bounded by the server's budget."""
 
@@ -1724,6 +1738,29 @@ class TestUnfinishedRequests:
         peer.request(7, b"", LIVE)
         peer.answer(7)
         assert engine.receive_budget.taken == 0
+
+    @pytest.mark.parametrize("flag", [0, 1])
+    def test_message_or_answer_that_there_is_no_memory_to_copy_ends_its_call_alone(
+        self, start: Started, caplog: pytest.LogCaptureFixture, flag: int
+    ) -> None:
+        """A message is in one piece when it is decompressed, and so is an answer when it is compressed."""
+        size = 160 << 20
+        piece = frame(DATA, 0, 1, b"\1" * 16_000)
+        message = service_pb2.ModelInferRequest(model_name="echo")
+        message.inputs.add(name="X", datatype="UINT8", shape=[size])
+        before = message.SerializeToString() + field_header(0x3A, size)  # raw_input_contents
+        begin = struct.pack(">BL", flag, len(before) + size) + before
+        with Http2Peer.connect(start(infer_response_compression_level="low")) as peer, little_memory(size * 3 // 2):
+            peer.send(peer.headers(1, headers_of(grpc_encoding="gzip", grpc_accept_encoding="gzip")))
+            peer.send(frame(DATA, 0, 1, begin))
+            for _ in range(size // 16_000):
+                peer.send(piece)
+            peer.send(frame(DATA, END_STREAM, 1, b"\1" * (size % 16_000)))
+            trailers = peer.answer(1).trailers
+            assert trailers["grpc-status"] == ("8" if flag else "13"), trailers
+            peer.request(3, b"", LIVE)
+            assert peer.answer(3).trailers["grpc-status"] == "0"
+        caplog.clear()
 
     @pytest.mark.parametrize(
         "begun",
