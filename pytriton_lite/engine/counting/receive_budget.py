@@ -18,13 +18,14 @@ class ReceiveBudget(ByteBudget):
     that fails. It gives back when the request was handed to the engine, refused, or dropped.
     """
 
-    __slots__ = ("_code",)
+    __slots__ = ("code",)
 
     def __init__(
         self, limit: int | None, code: ErrorCode = ErrorCode.UNAVAILABLE, cells: Any = None, own: int = 0
     ) -> None:
         super().__init__(limit, cells, own)
-        self._code = code
+        self.code = code
+        """What an overload is to clients: ``--overload-status``."""
 
     def refusal(self, nbytes: int) -> InferenceError:
         """What a client is told whose *nbytes* could not be taken."""
@@ -32,4 +33,4 @@ class ReceiveBudget(ByteBudget):
             f"{nbytes} bytes of a request cannot be received now: {self.taken} bytes of unfinished requests are here, "
             f"and the server keeps at most {self.limit} (--max-receiving-bytes)"
         )
-        return InferenceError(self._code, text, retry_after_s=RETRY_AFTER_S)
+        return InferenceError(self.code, text, retry_after_s=RETRY_AFTER_S)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from pytriton_lite.core.byte_budget import ByteBudget
-from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import only_response
 from pytriton_lite.core.tensor import Buffer
 from pytriton_lite.core.timeline import CLIENT_GONE
@@ -299,9 +299,9 @@ class Endpoint:
         text = f"the calls that are open take {budget.taken} bytes, the limit is {budget.limit} (--max-receiving-bytes)"
         return self._refuse_for_now(text)
 
-    @staticmethod
-    def _refuse_for_now(text: str) -> Head:
-        failure = failure_of("", InferenceError(ErrorCode.UNAVAILABLE, text, retry_after_s=_REFUSED_RETRY_AFTER_S))
+    def _refuse_for_now(self, text: str) -> Head:
+        error = InferenceError(self.receive_budget.code, text, retry_after_s=_REFUSED_RETRY_AFTER_S)
+        failure = failure_of("", error)
         return Head(None, error_block(failure), failure.status)
 
     def new_call(self, link: Link, stream_id: int, head: Head, *, receive_window: int) -> Call:

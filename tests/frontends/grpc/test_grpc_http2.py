@@ -60,6 +60,7 @@ from http2_peer import (
 from tritonclient.grpc import service_pb2
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
+from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.frontends.grpc import compression, http2, http2_call, http2_connection, http2_sender
 from pytriton_lite.frontends.grpc.http2 import Http2Listener, start_http2
 from pytriton_lite.frontends.grpc.http2_call import TasksToCome, are_trailers
@@ -2095,6 +2096,21 @@ class TestUnreadAnswers:
             peer.send(window_update(0, 1 << 20), settings(initial_window_size=1000))
             peer.request(7, infer_message())
             assert peer.answer(7).trailers["grpc-status"] == "0"
+
+    def test_refusals_of_calls_have_the_status_of_an_overload(self, engine: FakeServer, start: Started) -> None:
+        """``--overload-status=429``, for those who take UNAVAILABLE for a server that is down."""
+        engine.receive_budget = ReceiveBudget(1000, ErrorCode.RESOURCE_EXHAUSTED)
+        listener = start(max_unread_bytes=50_000)
+        with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=0)) as peer:
+            peer.request(1, infer_message(size=60_000))
+            peer.next(HEADERS, 1)
+            peer.request(3, infer_message())
+            trailers = peer.answer(3).trailers
+            assert trailers["grpc-status"] == "8" and "(--grpc-max-unread-size)" in trailers["grpc-message"]
+        with Http2Peer.connect(listener) as peer:
+            peer.send(*(peer.headers(stream, headers_of(STREAM)) for stream in range(1, 35, 2)))
+            trailers = peer.answer(33).trailers
+            assert trailers["grpc-status"] == "8" and "(--max-receiving-bytes)" in trailers["grpc-message"]
 
     def test_while_all_leave_too_much_unread_a_client_gets_no_more_before_it_has_read_what_it_has(
         self, loop: LoopThread, engine: FakeServer
