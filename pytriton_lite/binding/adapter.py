@@ -200,7 +200,7 @@ class BoundModel:
         if not isinstance(array, np.ndarray):
             raise TypeError(f"{self._where(name)} is {type(array).__name__}, expected an array of numpy")
         if array.dtype.kind == "U":
-            array = np.char.encode(array, "utf-8").astype(object)
+            array = array.astype(object)
         if self._specification.strict:
             self._check_form(name, array)
             if self._compares_rows and len(request) and len(array) != (rows := len(next(iter(request.values())))):

@@ -24,7 +24,7 @@ def tensor_of(name: str, value: object, declared: dtypes.DataType | None = None)
     Raises InferenceError(INVALID_ARG) for what no type of the protocol has.
     """
     array = value if isinstance(value, np.ndarray) else _converted(name, value, declared)
-    if np.ma.is_masked(array):
+    if type(array) is not np.ndarray and np.ma.is_masked(array):
         raise InferenceError(ErrorCode.INVALID_ARG, f"input '{name}': {MASKED}")
     if declared is dtypes.BF16 and array.dtype == np.float32:
         halves = np.ascontiguousarray(array).view(np.uint32) >> 16

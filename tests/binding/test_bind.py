@@ -411,6 +411,15 @@ def test_policies_of_a_batcher_hold_without_a_batch_dimension(server: Server) ->
     server.unbind("waits")
 
 
+def test_what_lies_below_a_mask_is_no_output(server: Server) -> None:
+    for name, dtype in (("masked", np.float32), ("masked_texts", str)):
+        masked = np.ma.array([1, 2], mask=[0, 1]).astype(dtype)  # type: ignore[no-untyped-call]
+        server.bind(lambda masked=masked: masked, name=name, inputs=[], outputs=[Tensor((2,), dtype, "y")])
+        with pytest.raises(InferenceError, match="Tensor 'y': masked elements have no values"):
+            server.infer(name, {})
+        server.unbind(name)
+
+
 def test_one_function_for_each_instance(server: Server) -> None:
     functions = [lambda x: x + 1, lambda x: x + 2]
     server.bind(functions, name="several", inputs=[ROWS], outputs=[Tensor((-1,), np.float32, "y")])
