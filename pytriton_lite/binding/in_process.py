@@ -100,7 +100,7 @@ class _Thread(threading.Thread):
             try:
                 model = BoundModel(self._specification, is_in_process=True)
                 model.initialize(start.initialize_args)
-            except Exception as error:
+            except BaseException as error:  # user code: SystemExit is an answer, too
                 worker.outbox.send(messages.failed_frame(ErrorCode.INTERNAL, describe(error)))
                 return
             hear_of_torch_threads()

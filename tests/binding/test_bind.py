@@ -524,6 +524,18 @@ def test_instances_may_share_what_one_has_made(server: Server, sharing: str) -> 
     server.unbind("shared")
 
 
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_class_that_exits_tells_why_it_does_not_load(server: Server, in_process: bool) -> None:
+    class Exits:
+        def __init__(self) -> None:
+            sys.exit("no weights")
+
+        def __call__(self, x: Any) -> Any: ...
+
+    with pytest.raises(InferenceError, match="SystemExit: no weights"):
+        server.bind(Exits, inputs=[ROWS], outputs=[SUMS], in_process=in_process)
+
+
 def test_what_cannot_be_forked_is_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template.cuda, "user_here", lambda: "torch.cuda")
     with pytest.raises(RuntimeError, match=r"CUDA has been initialised in this process \(torch.cuda\)"):
