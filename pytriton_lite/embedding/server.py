@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pytriton_lite import logs
-from pytriton_lite.app import Composition
+from pytriton_lite.app import Composition, StartError
 from pytriton_lite.binding.in_process import InProcess
 from pytriton_lite.binding.specification import DynamicBatcher, Said, Specification, Tensor, specify
 from pytriton_lite.binding.template import Template
@@ -134,7 +134,8 @@ class Server:
         """Load the models of the start, and listen where that is wanted; the server serves when this returns, which is itself.
 
         Raises StartError, whose ``causes`` say what is to be mended, where a model does not load (``exit_on_error=False``
-        serves the others) or a port is taken, and RuntimeError where `stop` comes meanwhile; nothing is left running then.
+        serves the others), a port is taken or anything else fails, and RuntimeError where `stop` comes meanwhile; nothing is
+        left running then.
         """
         self._check_process()
         with self._lock:
@@ -151,6 +152,8 @@ class Server:
                 self._stop(timeout_s if self._given_up_s is None else self._given_up_s)
                 if self._given_up_s is not None and isinstance(error, asyncio.CancelledError):
                     raise RuntimeError("the server was stopped while it started") from None
+                if isinstance(error, (InferenceError, OSError)):
+                    raise StartError(str(error)) from error
                 raise
         return self
 

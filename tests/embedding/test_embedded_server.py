@@ -26,7 +26,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from pytriton_lite import Server, access_log
+from pytriton_lite import Server, Tensor, access_log
 from pytriton_lite.embedding import AsyncStream, ErrorCode, InferenceError, Response, StartError, Stream
 from tests.embedding.conftest import COUNT_CONFIG
 from tests.harness import LOADS_ON, PROJECT, descriptors, is_running, open_descriptors, until, write_model
@@ -946,6 +946,15 @@ def test_a_model_that_does_not_load_ends_the_start_and_says_why(tmp_path: Path) 
 def test_a_port_that_is_taken_ends_the_start(repository: Path, server: Server) -> None:
     with pytest.raises(StartError, match="already in use"):
         Server(repository, http_port=server.http_port).start()
+
+
+def test_whatever_fails_in_the_start_is_a_start_error(repository: Path, tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="No such file or directory"):
+        Server(log_file=tmp_path / "nowhere" / "log").start()
+    server = Server(repository)
+    server.bind(lambda: np.zeros(1), name="echo", inputs=[], outputs=[Tensor((1,), float)])
+    with pytest.raises(StartError, match="there is a model 'echo' in the model repository already"):
+        server.start()
 
 
 @pytest.mark.parametrize(
