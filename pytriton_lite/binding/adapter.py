@@ -201,6 +201,8 @@ class BoundModel:
             raise TypeError(f"{self._where(name)} is {type(array).__name__}, expected an array of numpy")
         if array.dtype.kind == "U":
             array = array.astype(object)
+        elif self._outputs[name].datatype is dtypes.BF16 and arrays.is_bfloat16(array):
+            array = array.astype(np.float32)
         if self._specification.strict:
             self._check_form(name, array)
             if self._compares_rows and len(request) and len(array) != (rows := len(next(iter(request.values())))):

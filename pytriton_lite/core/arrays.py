@@ -19,13 +19,16 @@ MASKED = "masked elements have no values that could be sent; give them some, as 
 def tensor_of(name: str, value: object, declared: dtypes.DataType | None = None) -> Tensor:
     """Tensor *name* of *value*: an array of numpy, whose bytes are referred to, or what ``np.asarray`` makes one of.
 
-    *declared* is the type that the model wants, if it is known: numbers and lists become that, if they keep their values; an
-    array is left as it is, but for FP32 where BF16 is wanted, which numpy has not. Texts are UTF-8.
+    *declared* is the type that the model wants, if it is known: numbers and lists become that, if they keep their values;
+    an array is left as it is, but for FP32 where BF16 is wanted, which numpy has not, and the bfloat16 of the package
+    ml_dtypes. Texts are UTF-8.
     Raises InferenceError(INVALID_ARG) for what no type of the protocol has.
     """
     array = value if isinstance(value, np.ndarray) else _converted(name, value, declared)
     if type(array) is not np.ndarray and np.ma.is_masked(array):
         raise InferenceError(ErrorCode.INVALID_ARG, f"input '{name}': {MASKED}")
+    if declared is dtypes.BF16 and is_bfloat16(array):
+        array = array.astype(np.float32)
     if declared is dtypes.BF16 and array.dtype == np.float32:
         halves = np.ascontiguousarray(array).view(np.uint32) >> 16
         return Tensor(name, dtypes.BF16, array.shape, halves.astype(np.uint16).tobytes())
@@ -48,6 +51,11 @@ def tensor_of(name: str, value: object, declared: dtypes.DataType | None = None)
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     # An ndarray has the buffer protocol, its stubs before 2.1 not.
     return Tensor(name, datatype, array.shape, memoryview(flat))  # type: ignore[arg-type]
+
+
+def is_bfloat16(array: Array) -> bool:
+    """Whether *array* has the type that the package ml_dtypes has added to numpy, JAX' arrays for instance."""
+    return array.dtype.kind == "V" and bool(array.dtype.name == "bfloat16")
 
 
 def _converted(name: str, value: object, declared: dtypes.DataType | None) -> Array:

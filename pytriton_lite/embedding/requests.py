@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytriton_lite.core.arrays import Array, array_of, tensor_of
+from pytriton_lite.core.arrays import Array, array_of, is_bfloat16, tensor_of
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import (
     SEQUENCE_END,
@@ -209,7 +209,7 @@ def _parameter(name: str, value: object) -> ParameterValue:
 
 
 def _is_plain(value: object) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype != np.float32
+    return isinstance(value, np.ndarray) and value.dtype != np.float32 and not is_bfloat16(value)
 
 
 def _is_large(value: object) -> bool:

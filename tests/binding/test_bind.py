@@ -411,6 +411,19 @@ def test_policies_of_a_batcher_hold_without_a_batch_dimension(server: Server) ->
     server.unbind("waits")
 
 
+def test_arrays_of_bfloat16_are_bf16(server: Server) -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    tensors: dict[str, Any] = {"inputs": [Tensor((2,), "BF16", "x")], "outputs": [Tensor((2,), "BF16", "y")]}
+    server.bind(lambda x: (x / 2).astype(bfloat16), name="brain", **tensors)
+    for given in (np.array([3, -1], bfloat16), np.array([3, 0, -1, 0], bfloat16)[::2]):
+        assert server.infer("brain", {"x": given})["y"].tolist() == [1.5, -0.5]
+    server.bind(lambda x: x.astype(bfloat16), name="no_brain", inputs=[ROWS], outputs=[Tensor((-1,), np.float32, "y")])
+    with pytest.raises(InferenceError, match="is bfloat16, and is declared as FP32"):
+        server.infer("no_brain", {"x": [1]})
+    for name in ("brain", "no_brain"):
+        server.unbind(name)
+
+
 def test_what_lies_below_a_mask_is_no_output(server: Server) -> None:
     for name, dtype in (("masked", np.float32), ("masked_texts", str)):
         masked = np.ma.array([1, 2], mask=[0, 1]).astype(dtype)  # type: ignore[no-untyped-call]
