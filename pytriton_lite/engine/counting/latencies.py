@@ -10,6 +10,8 @@ from pytriton_lite.engine.counting.quantiles import DEFAULT_QUANTILES, LEAST_ERR
 
 logger = logging.getLogger(__name__)
 
+_SWITCHES = ("counter_latencies", "summary_latencies", "histogram_latencies")
+
 
 @dataclass(frozen=True)
 class LatencyMetrics:
@@ -21,9 +23,6 @@ class LatencyMetrics:
     has_histograms: bool = False
 
 
-_SWITCHES = "counter_latencies", "summary_latencies", "histogram_latencies"
-
-
 def read_latency_metrics(settings: Iterable[tuple[str, str]]) -> LatencyMetrics:
     """Read (key, value) pairs; the last of a key wins. As in Triton texts are literal, and unknown keys are passed over.
 
@@ -31,10 +30,11 @@ def read_latency_metrics(settings: Iterable[tuple[str, str]]) -> LatencyMetrics:
     """
     given = dict(settings)
     for key, value in given.items():
-        if key not in (*_SWITCHES, "summary_quantiles"):
+        if key in _SWITCHES:
+            if value not in ("true", "false"):
+                logger.warning("--metrics-config %s=%s has no effect: expected 'true' or 'false'", key, value)
+        elif key != "summary_quantiles":
             logger.warning("--metrics-config %s=%s has no effect: there is no setting of this name", key, value)
-        elif key in _SWITCHES and value not in ("true", "false"):
-            logger.warning("--metrics-config %s=%s has no effect: expected 'true' or 'false'", key, value)
     text = given.get("summary_quantiles")
     quantiles = DEFAULT_QUANTILES if text is None else _read_quantiles(text)
     return LatencyMetrics(
