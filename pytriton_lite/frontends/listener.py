@@ -881,6 +881,11 @@ class ListenerProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
             if not self.parser.should_keep_alive():
                 self._close_behind(self.cycle)
+            elif self.cycle.response_complete:  # it was answered before its body came, which has ended that wait
+                self._unset_keepalive_if_required()
+                self.timeout_keep_alive_task = self.loop.call_later(
+                    self._limits.idle_timeout_s, self.timeout_keep_alive_handler
+                )
 
     def _close_behind(self, cycle: Any) -> None:
         """Close the connection behind the answer of *cycle*, since the parser takes no more of it.

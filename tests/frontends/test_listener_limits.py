@@ -575,6 +575,28 @@ def test_a_connection_that_is_idle_behind_an_answer_is_closed(with_peer: WithPee
     with_peer(scenario, ConnectionLimits(idle_timeout_s=0.05))
 
 
+def test_a_connection_is_idle_behind_the_body_of_a_request_that_was_answered_before_it(with_peer: WithPeer) -> None:
+    async def early(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def scenario(peer: Peer) -> None:
+        limits = ConnectionLimits(idle_timeout_s=0.05)
+        listener = await start_listener(
+            early, host="127.0.0.1", port=0, reuse_port=False, name="HTTPService", limits=limits
+        )
+        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+        asking = Peer(peer.app, listener, reader, writer)
+        await asking.send(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n")
+        assert await asking.answer() == (404, b"")
+        await asking.send(b"hello")
+        assert await reader.read() == b""
+        writer.close()
+        assert await listener.close_gracefully(60)
+
+    with_peer(scenario)
+
+
 def test_a_connection_with_a_part_of_the_next_head_is_not_idle(with_peer: WithPeer) -> None:
     async def scenario(peer: Peer) -> None:
         await peer.send(START + b"\r\n" + START[:10])
