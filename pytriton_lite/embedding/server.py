@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pytriton_lite import logs
@@ -26,6 +26,7 @@ from pytriton_lite.embedding.loop_thread import LOOK_S, LoopThread
 from pytriton_lite.embedding.options import read_options, writes_log
 from pytriton_lite.embedding.requests import AsyncStream, Box, Calls, Response, SingleCall, Stream, Wanted, fulfiller
 from pytriton_lite.embedding.transports import GrpcMethods, HttpApplication, OpenWork, outcome
+from pytriton_lite.engine.models.store import PollFailed
 from pytriton_lite.engine.server import Server as Engine
 from pytriton_lite.engine.views import IndexEntry, ModelMetadata
 from pytriton_lite.engine.workers.fork_server import BoundSource
@@ -557,11 +558,15 @@ class Server:
         if self._has_stopped:
             raise RuntimeError("the server has been stopped")
         try:
-            self._do(lambda: self._engine.bind_model(definition, _source(specification)))
+            self._do(lambda: self._bind(definition, _source(specification)))
         except InferenceError as error:
             if error.code is ErrorCode.ALREADY_EXISTS:
                 raise ValueError(error.message) from None
             raise
+
+    async def _bind(self, definition: Definition, source: BoundSource) -> None:
+        with _telling_why():
+            await self._engine.bind_model(definition, source)
 
     def _keep_for_start(self, specification: Specification, definition: Definition) -> bool:
         """Whether the start is still to come. One that is under way has ended when this returns: it took what waited."""
@@ -619,7 +624,12 @@ class Server:
         self, model: str, config: Mapping[str, Any] | str | None, files: Mapping[str, bytes] | None
     ) -> None:
         text = config if config is None or isinstance(config, str) else json.dumps(config)
-        await self._engine.load_model(model, text, dict(files or {}))
+        for path, content in (files or {}).items():
+            if not isinstance(path, str) or not isinstance(content, (bytes, bytearray, memoryview)):
+                kind = type(content).__name__
+                raise TypeError(f"files of model '{model}' are bytes by path, not {kind} for {path!r}")
+        with _telling_why():
+            await self._engine.load_model(model, text, dict(files or {}))
 
     def unload(self, model: str, *, unload_dependents: bool = False) -> None:
         """Have new requests not find a model any more; those inside are served. One that is not loaded is no error.
@@ -813,6 +823,15 @@ class Server:
 
 def _source(specification: Specification) -> BoundSource:
     return InProcess(specification) if specification.in_process else Template(specification)
+
+
+@contextlib.contextmanager
+def _telling_why() -> Iterator[None]:
+    """Tell the program, whose models these are, what a client would not be told: why one cannot be read."""
+    try:
+        yield
+    except PollFailed as error:
+        raise InferenceError(error.code, f"{error.message}: {error.detail}") from None
 
 
 def _nothing() -> None:

@@ -292,6 +292,12 @@ def test_a_function_is_unloaded_loaded_and_unbound(server: Server) -> None:
     server.unbind("passing")
 
 
+def test_what_a_configuration_cannot_be_is_told_to_who_binds(server: Server) -> None:
+    with pytest.raises(InferenceError, match="preferred size must be <= max batch size for double8"):
+        server.bind(double, name="double8", batcher=DynamicBatcher(preferred_batch_size=[10]))
+    assert not server.is_ready("double8")
+
+
 def test_a_load_cannot_bring_files_for_a_bound_model(server: Server) -> None:
     with pytest.raises(InferenceError, match="failed to load 'double', failed to poll"):
         server.load("double", config={"name": "double"}, files={"1/model.py": b""})

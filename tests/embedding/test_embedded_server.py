@@ -545,8 +545,10 @@ def test_models_are_loaded_unloaded_and_looked_at(server: Server, repository: Pa
     assert not server.is_ready("late")
     states = {row.name: row.state and row.state.value for row in server.index()}
     assert states["echo"] == "READY" and states["late"] != "READY"
-    with pytest.raises(InferenceError, match="failed to poll from model repository"):
+    with pytest.raises(InferenceError, match=r"failed to poll from model repository: .* not found in any"):
         server.load("nobody")
+    with pytest.raises(InferenceError, match=r"Invalid config override: .*max_batch"):
+        asyncio.run(server.aload("late", config={"max_batch": 5}))
     assert [tensor.name for tensor in server.metadata("count").inputs] == ["LIMIT", "LOG"]
     assert server.config("count")["model_transaction_policy"] == {"decoupled": True}
 
@@ -557,6 +559,8 @@ def test_a_load_may_bring_the_model(server: Server) -> None:
         b"        return [pb_utils.InferenceResponse([pb_utils.Tensor('Y', np.ones(1, np.float32))]) for _ in requests]\n"
     )
     config = {"name": "brought", "backend": "python", "output": [{"name": "Y", "data_type": "TYPE_FP32", "dims": [1]}]}
+    with pytest.raises(TypeError, match=r"files of model 'brought' are bytes by path, not str for '1/model.py'"):
+        server.load("brought", config=config, files={"1/model.py": code.decode()})  # type: ignore[dict-item]
     server.load("brought", config=config, files={"1/model.py": code})
     assert server.infer("brought", {})["Y"].tolist() == [1]
     server.unload("brought")
