@@ -610,7 +610,11 @@ def test_nothing_is_left_behind() -> None:
         waiting.bind(double)
     waiting.unbind("count")
     assert waiting.stop()
-    assert (open_descriptors(), set(threading.enumerate()), children()) == before
+    descriptors, *rest = before
+    assert (
+        open_descriptors() <= descriptors
+    )  # fewer where the server of the other tests has given memory back meanwhile
+    assert [set(threading.enumerate()), children()] == rest
     until(lambda: not any(map(is_running, pids)))
     with pytest.raises(RuntimeError, match="the server has been stopped"):
         server.bind(double)
