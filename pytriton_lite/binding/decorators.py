@@ -17,7 +17,7 @@ import numpy as np
 
 from pytriton_lite.binding.request import Array
 from pytriton_lite.binding.specification import CONTEXT, TAKES_REQUESTS, Specification, current
-from pytriton_lite.core import bytes_tensor
+from pytriton_lite.core import bytes_tensor, dtypes
 from pytriton_lite.core.tensor import has_dims
 
 __all__ = [
@@ -248,7 +248,7 @@ def _check_defaults(defaults: dict[str, Array], model: Specification) -> None:
         if tensor is None:
             raise ValueError(f"model '{model.name}' has no input '{name}', for which there is a default")
         expected = tensor.datatype.numpy
-        is_text = default.dtype.kind in "OSU"
+        is_text = tensor.datatype is dtypes.BYTES and default.dtype.kind in "OSU"
         if not is_text and expected is not None and default.dtype != expected:
             raise ValueError(f"the default of input '{name}' is {default.dtype}, and the input {tensor.datatype.name}")
         if not has_dims(default.shape, tensor.shape):
@@ -319,7 +319,7 @@ def first_value(*keys: str, squeeze_single_values: bool = True, strict: bool = T
             if name not in inputs:
                 continue
             values = inputs[name]
-            if strict and len(values) > 1 and not np.all(values == values[:1]):
+            if strict and len(values) > 1 and not _is_one(values):
                 raise ValueError(
                     f"the rows of input '{name}' differ: put @group_by_values('{name}') before @first_value, or say "
                     "strict=False"
@@ -339,6 +339,12 @@ def first_value(*keys: str, squeeze_single_values: bool = True, strict: bool = T
         return called(*before, [replaced(request) for request in requests], **kwargs)
 
     return _decorator(False, run)
+
+
+def _is_one(values: Array) -> bool:
+    """Whether all rows are the same; NaN is the same as NaN, as it is for `group_by_values`."""
+    first = values[:1]
+    return bool(np.all((values == first) | ((values != values) & (first != first))))
 
 
 PadFunction = Callable[[list[Outputs]], list[Outputs]]

@@ -161,6 +161,7 @@ def test_fill_optionals_gives_rows_their_default() -> None:
     [
         ({"c": np.zeros(1, np.float32)}, "model 'tried' has no input 'c'"),
         ({"b": np.zeros(1)}, "the default of input 'b' is float64, and the input FP32"),
+        ({"b": np.array(["0.5"])}, "the default of input 'b' is <U3, and the input FP32"),
         ({"b": np.zeros((1, 1), np.float32)}, r"has shape \[1, 1\], and the input \[1\]"),
     ],
 )
@@ -209,6 +210,20 @@ def test_group_by_values_calls_once_for_each_value_and_keeps_the_order() -> None
     )
     assert plain(found) == [{"sum": [[3], [8]]}, {"sum": [[15]]}]
     assert sorted(groups) == [(1, 4.0, b"x"), (2, 3.0, b"x")]
+
+
+def test_nan_is_one_value() -> None:
+    @batch
+    @group_by_values("b")
+    @first_value("b")
+    def tell(a: Any, b: Any) -> Any:
+        return {"sum": np.full((len(a), 1), b)}
+
+    nan = float("nan")
+    found = tell([request(a=[[1], [2], [3]], b=[[nan], [2.0], [nan]])])
+    np.testing.assert_array_equal(found[0]["sum"], [[nan], [2], [nan]])
+    with pytest.raises(ValueError, match="the rows of input 'b' differ"):
+        batch(first_value("b")(lambda a, b: [b]))([request(a=[[1], [2]], b=[[nan], [2.0]])])
 
 
 def test_groups_of_other_shapes_are_padded() -> None:
