@@ -3,7 +3,7 @@
 * A call that has messages, or an end, which have not left is in one of three lines: in `_unsent` as long as it waits for the
   transport or for the end of the loop's turn, in `_without_window` for its own window, in `_without_connection_window` for the
   connection's. So a frame that opens a window looks at those that can send, not at all.
-* Nothing is written while the transport says that it is full.
+* Nothing is written while the transport says that it is full, or that it is closing.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Sender:
         closing = self._closing(call, OK_TRAILERS)
         size = len(prefix) + len(message)
         window = self._initial_send_window + call.send_credit
-        if size <= self._send_window and size <= window and size <= self.max_frame and not self.is_paused:
+        if size <= self._send_window and size <= window and size <= self.max_frame and not self._is_stopped():
             self._send_window -= size
             self._wariness.answers += 1
             self._transport.write(
@@ -295,12 +295,19 @@ class Sender:
         self._held_back.clear()
         self.unread_answers = self._uncounted_bytes = 0  # what the transport has is all that is unread while it lingers
 
+    def _is_stopped(self) -> bool:
+        """Whether nothing may be written: the transport is full, or closing.
+
+        It is that from the first write that fails on, and logs those that follow one by one.
+        """
+        return self.is_paused or self._connection.state is _CLOSED or self._transport.is_closing()
+
     def _send_or_keep(self, call: Call) -> None:
         self._unqueue(call)
         if self._send(call):
             if call.closing:
                 self._connection.finish(call)
-        elif self.is_paused or self._connection.state is _CLOSED:
+        elif self._is_stopped():
             self._unsent[call] = None
         elif self._initial_send_window + call.send_credit <= 0:
             self._without_window[call] = None
@@ -330,11 +337,11 @@ class Sender:
     def send_unsent(self) -> None:
         """Send what windows and transport take of what waits, in its order."""
         self.has_room = False
-        if self.is_paused:
+        if self._is_stopped():
             return
         self._sent_bytes = 0
         for call in list(self._unsent):
-            if self.is_paused:
+            if self._is_stopped():
                 return
             if self._sent_bytes >= _SENT_AT_ONCE:
                 self._flush_soon()
@@ -342,7 +349,7 @@ class Sender:
             if call in self._unsent:  # what was sent for another may have ended it
                 self._send_or_keep(call)  # behind the others, if it is not finished
         waiting = self._without_connection_window
-        while waiting and self._send_window > 0 and not self.is_paused:
+        while waiting and self._send_window > 0 and not self._is_stopped():
             self._send_or_keep(next(iter(waiting)))
 
     # ------------------------------------------------------------------------------------------ frames
@@ -362,7 +369,7 @@ class Sender:
 
     def _send(self, call: Call) -> bool:
         """Send as much of *call* as windows and transport take, up to `_SENT_AT_ONCE`; True when nothing is left that waits."""
-        while not self.is_paused and self._connection.state is not _CLOSED:
+        while not self._is_stopped():
             # An end alone has no bytes of an answer: one that was kept would wait for a window, which it does not need.
             if call.unsent and self._sent_bytes >= _SENT_AT_ONCE:
                 return False

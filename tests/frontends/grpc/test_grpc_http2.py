@@ -558,6 +558,26 @@ class TestFlowControl:
         peer.request(1, b"", LIVE)
         assert peer.answer(1).trailers["grpc-status"] == "0"
 
+    @pytest.mark.parametrize("path", [INFER, STREAM])
+    def test_peer_that_is_gone_when_its_answers_come_leaves_no_line_in_the_log(
+        self, loop: LoopThread, engine: FakeServer, listener: Http2Listener, path: str
+    ) -> None:
+        """All of them in one turn of the loop, before that has seen it."""
+
+        def answer() -> None:
+            for served in engine.streams:
+                served.deliver(engine.echo(engine.find("held", None), served.request), is_final=True)
+
+        with Http2Peer.connect(listener) as peer:
+            for stream in range(1, 41, 2):
+                peer.request(stream, infer_message("held"), path)
+                assert engine.streamed.acquire(timeout=10)
+            with standing(loop):
+                peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                peer.sock.close()
+                loop.loop.call_soon_threadsafe(answer)
+        until(lambda: not listener._connections.open)
+
     def test_window_below_zero_waits_until_it_is_open_again(self, listener: Http2Listener) -> None:
         """RFC 9113, section 6.9.2."""
         with Http2Peer.connect(listener, PREFACE + settings(initial_window_size=100)) as peer:
