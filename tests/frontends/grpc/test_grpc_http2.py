@@ -1817,7 +1817,7 @@ class TestUnfinishedRequests:
         until(lambda: engine.receive_budget.taken == 30_000)
         peer.send(frame(CONTINUATION, END_HEADERS, 1, block[30_000:]), frame(DATA, END_STREAM, 1, prefixed(b"")))
         assert peer.answer(1).trailers["grpc-status"] == "0"
-        assert engine.receive_budget.taken == 0
+        until(lambda: engine.receive_budget.taken == 0)
 
     def test_connection_whose_calls_have_ended_has_nothing_of_the_limit_of_open_calls(
         self, engine: FakeServer, start: Started
