@@ -7,6 +7,7 @@ import enum
 import functools
 import inspect
 import json
+import operator
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -179,7 +180,7 @@ class Specification:
     def message(self) -> model_config_pb.ModelConfig:
         """The configuration. Raises ValueError for what cannot be one."""
         try:
-            return parse_config_override(json.dumps(self._json()))
+            return parse_config_override(json.dumps(self._json(), default=operator.index))  # numbers of numpy
         except PollError as error:
             raise ValueError(f"model '{self.name}': {error.detail}") from None
 

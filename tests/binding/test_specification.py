@@ -70,6 +70,16 @@ def test_the_configuration_says_what_was_said() -> None:
     assert [(spec.name, spec.datatype.name, spec.dims) for spec in config.inputs] == [("x", "FP32", (-1,))]
 
 
+def test_numbers_may_be_numpys() -> None:
+    sizes: Any = [*np.array([2, 4])]
+    more: dict[str, Any] = {"max_batch_size": np.int64(4), "instances": np.int32(2)}
+    made = specify(lambda x: x, said(name="m", batcher=DynamicBatcher(np.int64(100), sizes), **more))  # type: ignore[arg-type]
+    message = made.message()
+    assert (message.max_batch_size, message.instance_group[0].count) == (4, 2)
+    assert list(message.dynamic_batching.preferred_batch_size) == [2, 4]
+    assert message.dynamic_batching.max_queue_delay_microseconds == 100
+
+
 def test_batches_are_dynamic_unless_it_is_said_that_they_are_not() -> None:
     def config(**more: Any) -> ModelConfig:
         return ModelConfig.from_message(specify(lambda x: x, said(name="m", **more)).message())
