@@ -30,8 +30,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from pytriton_lite.core.byte_budget import ByteBudget
-from pytriton_lite.core.errors import BUG
+from pytriton_lite.core.errors import BUG, ErrorCode
+from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.frontends.accepting import Acceptor, Arrivals, ConnectionSource, Places, TlsSource
 from pytriton_lite.frontends.addresses import BoundSocket, bind_socket, format_address
 from pytriton_lite.frontends.body_reader import BodyReader
@@ -374,7 +374,7 @@ class _StallWatch:
 class _State(ServerState):
     """uvicorn's shared state, and how far the listener has come in ending."""
 
-    def __init__(self, limits: ConnectionLimits, unread: UnreadBudget, places: Places, budget: ByteBudget) -> None:
+    def __init__(self, limits: ConnectionLimits, unread: UnreadBudget, places: Places, budget: ReceiveBudget) -> None:
         super().__init__()
         self.budget = budget
         self.limits = limits
@@ -709,8 +709,8 @@ class ListenerProtocol(HttpToolsProtocol):
         if budget.try_take(more):
             self._kept_bytes = nbytes
             return
-        text = f"{budget.taken} bytes of unfinished requests are here, and the server keeps at most {budget.limit}"
-        self._refuse(_Refused(503, f"{text} (--max-receiving-bytes)"))
+        error = budget.refusal(more)
+        self._refuse(_Refused(429 if error.code is ErrorCode.RESOURCE_EXHAUSTED else 503, error.message))
 
     def _give_back_kept(self) -> None:
         kept, self._kept_bytes = self._kept_bytes, 0
@@ -1294,7 +1294,7 @@ async def start_listener(
     bound: BoundSocket | None = None,
     on_refused: Callable[[], None] = lambda: None,
     unread: UnreadBudget | None = None,
-    budget: ByteBudget | None = None,
+    budget: ReceiveBudget | None = None,
 ) -> Listener:
     """Serve *app* at *host*:*port* from the running loop. Port 0 takes a free one; `Listener.port` says which.
 
@@ -1338,7 +1338,7 @@ def make_listener(
     tls: TlsSource | None,
     limits: ConnectionLimits,
     unread: UnreadBudget | None,
-    budget: ByteBudget | None,
+    budget: ReceiveBudget | None,
 ) -> Listener:
     """A listener whose connections come from what *open_source* makes, which is to hand them to what it is given.
 
@@ -1362,7 +1362,7 @@ def make_listener(
         limits,
         UnreadBudget(None) if unread is None else unread,
         places,
-        ByteBudget(None) if budget is None else budget,
+        ReceiveBudget(None) if budget is None else budget,
     )
     arrivals = Arrivals(
         lambda: protocol(config=config, server_state=state, app_state={}),

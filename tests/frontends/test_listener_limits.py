@@ -13,7 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from pytriton_lite.core.byte_budget import ByteBudget
+from pytriton_lite.core.errors import ErrorCode
+from pytriton_lite.engine.counting.receive_budget import ReceiveBudget
 from pytriton_lite.frontends import accepting
 from pytriton_lite.frontends import listener as module
 from pytriton_lite.frontends.addresses import ListenError
@@ -212,7 +213,7 @@ async def another(peer: Peer) -> Peer:
 
 def test_requests_that_wait_behind_another_one_count_in_the_budget(with_peer: WithPeer) -> None:
     """A connection keeps of them what one read has brought, a quarter of a megabyte, for as long as the first one takes."""
-    budget = ByteBudget(60_000)
+    budget = ReceiveBudget(60_000)
     count = 40_000 // len(START + b"\r\n")
 
     async def scenario(peer: Peer) -> None:
@@ -243,7 +244,7 @@ def test_requests_that_wait_behind_another_one_count_in_the_budget(with_peer: Wi
 
 
 def test_a_part_of_a_head_counts_in_the_budget(with_peer: WithPeer) -> None:
-    budget = ByteBudget(50_000)
+    budget = ReceiveBudget(50_000, ErrorCode.RESOURCE_EXHAUSTED)
 
     async def scenario(peer: Peer) -> None:
         await peer.send(START, b"X: " + b"x" * 30_000)
@@ -252,7 +253,7 @@ def test_a_part_of_a_head_counts_in_the_budget(with_peer: WithPeer) -> None:
         await other.send(START, b"X: " + b"x" * 30_000)
         status, text = await other.refusal()
         other.writer.close()
-        assert status == 503 and "at most 50000 (--max-receiving-bytes)" in text
+        assert status == 429 and "at most 50000 (--max-receiving-bytes)" in text
         await peer.send(b"\r\n\r\n")
         assert await peer.answer() == (200, b"0")
         assert budget.taken == 0
