@@ -17,6 +17,7 @@ import pytest
 
 from tests.contract.scripted_model import (
     DECOUPLED,
+    WAIT_S,
     Gate,
     Message,
     Stream,
@@ -230,7 +231,8 @@ def test_a_client_that_does_not_read_costs_bounded_memory_and_no_one_elses_time(
     one_response(server, "streamed", "model.notes.clear()")
     before_mb = resident_mb(server)
     with ExitStack() as stack:
-        streams = [stack.enter_context(Stream(server)) for _ in range(READERS)]
+        # A model whose client's deadline has passed goes on sending, to nobody.
+        streams = [stack.enter_context(Stream(server, timeout_s=10 * WAIT_S)) for _ in range(READERS)]
         for stream in streams:
             stream.send("streamed", code)
         counts: object = None
@@ -241,6 +243,7 @@ def test_a_client_that_does_not_read_costs_bounded_memory_and_no_one_elses_time(
             if counts == last and isinstance(counts, list) and all(counts):
                 break
         assert isinstance(counts, list)
+        assert all(stream.call.is_active() for stream in streams)
         assert max(counts) < 200, "the models went on sending"
         # Of each response one copy in the worker's arena, or one in the server's buffers and the sockets'.
         assert resident_mb(server) - before_mb < READERS * 3 * 64 * RESPONSE_MB

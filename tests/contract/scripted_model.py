@@ -301,12 +301,12 @@ def request_message(
 class Stream:
     """A ModelStreamInfer call, read by whoever asks for the next message. Leaving cancels what is still open."""
 
-    def __init__(self, server: RunningServer, **metadata: str) -> None:
+    def __init__(self, server: RunningServer, *, timeout_s: float = WAIT_S, **metadata: str) -> None:
         self._channel = grpc.insecure_channel(server.grpc_url)
         self._requests: queue.SimpleQueue[service_pb2.ModelInferRequest | None] = queue.SimpleQueue()
         stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self.call = stub.ModelStreamInfer(
-            iter(self._requests.get, None), timeout=WAIT_S, metadata=tuple(metadata.items())
+            iter(self._requests.get, None), timeout=timeout_s, metadata=tuple(metadata.items())
         )
 
     def __enter__(self) -> Stream:
