@@ -1778,7 +1778,8 @@ class TestUnfinishedRequests:
                 peer.send(piece)
             peer.send(frame(DATA, END_STREAM, 1, b"\1" * (size % 16_000)))
             trailers = peer.answer(1).trailers
-            assert trailers["grpc-status"] == ("8" if flag else "13"), trailers
+            # The room of an earlier message may be used again, so that this one can be copied: it is no gzip then.
+            assert trailers["grpc-status"] in (("8", "13") if flag else ("13",)), trailers
             peer.request(3, b"", LIVE)
             assert peer.answer(3).trailers["grpc-status"] == "0"
         caplog.clear()
