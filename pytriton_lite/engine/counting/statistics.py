@@ -172,7 +172,7 @@ class ModelStatistics:
     streamed: int = 0
     """Responses that a decoupled model gave, errors included."""
     unanswered_executions: int = 0
-    """Those of ``success`` that answered nothing: the model wanted the request again, or it failed afterwards."""
+    """How many executions that ``success`` counts gave no response, as the model wanted the request again or failed later."""
     cancellations: int = 0
     """Requests that their clients gave up, wherever they were."""
     refusals: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))

@@ -195,7 +195,7 @@ class _Graph:
         return batch_of
 
     def solve(self) -> set[Waited]:
-        """Those of the graph that wait for themselves: no alternative of theirs can come true."""
+        """What in the graph waits for itself: requests, batches and bottlenecks of which no alternative can come true."""
         stuck = set(self._rules)
         changed = True
         while changed:

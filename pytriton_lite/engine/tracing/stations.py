@@ -29,7 +29,7 @@ def start(timeline: Timeline) -> dict[str, int]:
 
 
 def earlier(timeline: Timeline) -> Iterator[tuple[str, int]]:
-    """Those of the executions before the last one, of a request that its model wanted again."""
+    """Stations of a request whose model has wanted it again, of the executions before its last one."""
     names = "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END"
     for execution in timeline.earlier:
         yield from zip(names, execution)

@@ -156,10 +156,12 @@ class KnownDocuments:
         """Form, and number of elements of each input."""
         self._outputs: dict[tuple[object, ...], OutputForms] = {}
 
-    def read(self, items: list[Any]) -> PackedTensors | None:
-        """The inputs that *items* are; None where they are like none that were kept. Raises InferenceError."""
-        alike = _what_is_alike(items)
-        known = None if alike is None else self._inputs.get(alike)
+    def read(self, items: list[Any], alike: tuple[object, ...]) -> PackedTensors | None:
+        """The inputs that *items* are, whose names, types and shapes are *alike*; None where no such ones were kept.
+
+        Raises InferenceError.
+        """
+        known = self._inputs.get(alike)
         if known is None:
             return None
         form, counts = known
@@ -168,17 +170,16 @@ class KnownDocuments:
             pieces.append(read_numbers(datatype, counts[at], items[at]["data"]))
         return form.pack(pieces)
 
-    def keep(self, items: list[Any], inputs: list[Tensor]) -> None:
-        """Remember of which form *inputs* are, which were read from *items*, if others of it can be read in one go."""
+    def keep(self, alike: tuple[object, ...], inputs: list[Tensor]) -> None:
+        """Remember of which form *inputs* are, if others with what is *alike* can be read in one go."""
         counts: list[int] = []
         for tensor in inputs:
             count = element_count(tensor.shape) if tensor.shape else 0  # of none the data are not looked at
             if not count or number_code(tensor.datatype, tensor.nbytes) is None:
                 return
             counts.append(count)
-        alike = _what_is_alike(items)
-        form = None if alike is None else form_of(inputs)
-        if alike is None or form is None or form.length - form.nbytes > _LONGEST_NAMES:
+        form = form_of(inputs)
+        if form is None or form.length - form.nbytes > _LONGEST_NAMES:
             return
         if len(self._inputs) >= _MOST_KNOWN:
             self._inputs.clear()
@@ -248,13 +249,14 @@ def decode(
     parameters = root.get("parameters", _ABSENT)
     default_binary = parameters is not _ABSENT and _read_parameters(parameters, request)
     items: Any = root.get("inputs")
-    packed = known.read(items) if known is not None and type(items) is list and not available else None
+    alike = _what_is_alike(items) if known is not None and type(items) is list and not available else None
+    packed = known.read(items, alike) if known is not None and alike is not None else None
     if packed is not None:
         request.take_packed(packed)
     else:
         _read_inputs(root, request, available, binary, max_input_size, regions)
-        if known is not None and not available:
-            known.keep(items, request.inputs)
+        if known is not None and alike is not None:
+            known.keep(alike, request.inputs)
     outputs = root.get("outputs", _ABSENT)
     listed = {} if outputs is _ABSENT else _read_outputs(outputs, request, regions)
     if known is not None:
