@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ def registered(call: Call, servers: Iterable[Ports]) -> Iterator[None]:
                 region.path.chmod(0o666)  # the server may be somebody else's
                 for ports in servers:
                     _post(ports.http, region, "register", {"key": f"/{region.name}", "byte_size": region.nbytes})
-                    stack.callback(_post, ports.http, region, "unregister", {})
+                    stack.callback(_unregister, ports.http, region)
         yield
 
 
@@ -57,6 +58,18 @@ def outputs_of(call: Call) -> Tensors:
         with path.open("r+b") as file:
             os.pwrite(file.fileno(), b"\xff" * tensor.nbytes, 0)
     return found
+
+
+def _unregister(port: int, region: Region) -> None:
+    # A generator that has ended leaves its last requests to the server, and Triton refuses as long as they use the region.
+    end_s = time.monotonic() + ANSWER_TIMEOUT_S
+    while True:
+        try:
+            return _post(port, region, "unregister", {})
+        except BenchmarkError as error:
+            if "currently in use" not in str(error) or time.monotonic() > end_s:
+                raise
+            time.sleep(0.05)
 
 
 def _post(port: int, region: Region, verb: str, body: dict[str, object]) -> None:
