@@ -143,7 +143,10 @@ class Executions:
                 self.traces.leave(traced)
 
     def _leave_a_child(self, status: int) -> None:
-        """End the process where the model has forked it and it has come out of ``execute``: it would be a second worker."""
+        """End the process where the model has forked it and it has come out of ``execute``, or of its coroutine.
+
+        It would be a second worker.
+        """
         if os.getpid() != self._pid:
             os._exit(status)
 
@@ -323,6 +326,7 @@ class Executions:
 
     def _on_done(self, end: Callable[[asyncio.Task[Any]], None], task: asyncio.Task[Any]) -> None:
         """Have *end* end a batch whose coroutine has ended. In the loop's thread."""
+        self._leave_a_child(int(task.cancelled() or task.exception() is not None))
         try:
             end(task)
         except (EngineGone, BrokenPipeError, ConnectionResetError):

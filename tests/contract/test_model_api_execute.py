@@ -150,6 +150,25 @@ def test_a_child_that_a_model_has_forked_is_no_second_worker(server: RunningServ
     assert value_of(run(server, "return [response(os.getpid())]", model="script")) == worker
 
 
+@pytest.mark.parametrize(
+    ("child", "status"),
+    [("raise SystemExit(3)", 1), ("raise asyncio.CancelledError", 1), ("return [response('child')]", 0)],
+)
+def test_a_child_that_a_coroutine_has_forked_answers_nothing(server: RunningServer, child: str, status: int) -> None:
+    """It waits for the child in the loop's own thread, so that nobody but the child itself could answer before."""
+    code = f"""
+        async def answer():
+            pid = os.fork()
+            if pid == 0:
+                {child}
+            return [response([os.getpid(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])])]
+        return answer()
+    """
+    worker, found = value_of(run(server, code, model="script"))
+    assert found == status
+    assert value_of(run(server, "return [response(os.getpid())]", model="script")) == worker
+
+
 # ---------------------------------------------------------------------------------------------- exceptions
 
 
