@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 
 from pytriton_lite.core import prctl
 
@@ -90,10 +91,13 @@ def _give_up(background_s: float, code: int) -> None:
     _end(code)
 
 
-def _end(code: int) -> None:
+def flush_streams() -> None:
+    """Write what lies in the standard streams, which may be the model's own by now, closed, or no streams at all."""
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with suppress(Exception):  # user code, or None, which has nothing to flush
             stream.flush()
-        except (OSError, ValueError):
-            pass
+
+
+def _end(code: int) -> None:
+    flush_streams()
     os._exit(code)

@@ -194,9 +194,11 @@ class SharedProcess(Worker):
 
     def _fork(self, number: int, descriptors: list[int]) -> int:
         """Fork an instance; its pid. Raises OSError where there can be no more processes."""
+        forked.flush_streams()  # what lies in buffers would be written by both
         for stream in self._streams:
-            stream.flush()
-        libc().fflush(None)  # what lies in the buffers of C would be written by both
+            with suppress(ValueError):  # the model has closed or detached it, and has another one in its place
+                stream.flush()
+        libc().fflush(None)
         with ExitStack() as ours, ExitStack() as theirs:
             for fd in descriptors:
                 theirs.callback(os.close, fd)

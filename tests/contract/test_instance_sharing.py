@@ -191,6 +191,25 @@ def test_lines_are_those_of_the_instance_that_writes_them(server: RunningServer,
 
 
 @BOTH
+@pytest.mark.parametrize(
+    "stream",
+    ["io.TextIOWrapper(sys.stdout.detach())", "sys.stdout.close() or open(1, 'w', closefd=False)"],
+    ids=["detached", "closed"],
+)
+def test_a_model_may_take_another_stream_in_the_place_of_stdout(
+    server: RunningServer, folder: Path, sharing: str, stream: str
+) -> None:
+    name = f"replaced_{sharing}_{stream.partition('.')[0]}"
+    model = Model(
+        server, name, folder, sharing, initialize=f"import io, sys; sys.stdout = {stream}; print('said by', '{name}')"
+    )
+    assert len(model.instances(3)) == 3
+    model.unload()
+    server.wait_for_log(f"successfully unloaded '{name}'")
+    assert server.log.count(f"said by {name}") == 1, "what lay in its buffer is not each fork's"
+
+
+@BOTH
 def test_printed_lines_have_the_ids_of_their_requests(server: RunningServer, folder: Path, sharing: str) -> None:
     model = Model(server, f"ids_{sharing}", folder, sharing, count=2, initialize="self.out = __import__('sys').stdout")
     model.value("print('says', file=model.out)\nreturn [response(1)]", id=f"number-{sharing}")

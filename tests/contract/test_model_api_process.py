@@ -278,6 +278,17 @@ def test_finalize_runs_at_shutdown_and_its_faults_are_logged_and_ignored(tmp_pat
     server.wait_for_log(r'I.*SystemExit: 3" \[exiting:1.*\n  At:\n')
 
 
+def test_a_model_that_has_replaced_its_standard_streams_ends_as_any_other(tmp_path: Path) -> None:
+    streams = {"none": "None", "write_only": "type('Quiet', (), {'write': lambda *_: None})"}
+    for name, stream in streams.items():
+        write_model(tmp_path, name, FINALIZING.format(statement=f"import sys; sys.stdout = {stream}"), CONFIG)
+    with RunningServer(tmp_path) as server:
+        assert server.stop() == 0
+    assert "Traceback" not in server.log
+    for name in streams:
+        assert f"successfully unloaded '{name}'" in server.log
+
+
 def test_a_failed_initialize_is_not_followed_by_finalize(tmp_path: Path) -> None:
     """Model API, 3.2."""
     code = """
