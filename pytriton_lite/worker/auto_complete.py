@@ -5,8 +5,6 @@ The model's module runs here as it will in its instances, in an interpreter of i
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from pytriton_lite.core.errors import ErrorCode, InferenceError
@@ -16,6 +14,7 @@ from pytriton_lite.worker.loader import ModelFiles, find_class, import_model, in
 from pytriton_lite.worker.model_config import ModelConfig
 from pytriton_lite.worker.process import BLS_ONLY_IN_EXECUTE, Host, Phase, install
 from pytriton_lite.worker.request import InferenceRequest
+from pytriton_lite.worker.server_log import ServerLog
 from pytriton_lite.worker.tracebacks import describe
 
 
@@ -24,14 +23,11 @@ class AutoCompleteHost(Host):
 
     phase = Phase.AUTO_COMPLETE
 
-    def __init__(self, send: Callable[[bytes], None], control: memoryview) -> None:
-        """*send* writes a frame, from any thread; *control* is the control page, as 64-bit numbers."""
-        self._send = send
-        self._control = control
+    def __init__(self, log: ServerLog) -> None:
+        self._log = log
 
     def log(self, level: int, filename: str, line: int, text: str) -> None:
-        if self._control[messages.CONTROL_LOG_LEVELS] >> level & 1:
-            self._send(messages.log_frame(level, os.path.basename(filename), line, text))
+        self._log.log(level, filename, line, text)
 
     def ask(self, operation: str, **arguments: Any) -> NoReturn:
         raise TritonModelException(f"'{operation}' is not available in auto_complete_config")

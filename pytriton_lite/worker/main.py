@@ -17,6 +17,7 @@ from pytriton_lite.worker.beginning import greet, model_files, tell_closed
 from pytriton_lite.worker.loader import construct, import_model, initialize, install_pb_utils
 from pytriton_lite.worker.mailbox import EngineGone, Outbox
 from pytriton_lite.worker.process import Host, install
+from pytriton_lite.worker.server_log import ServerLog
 from pytriton_lite.worker.serving import Worker
 from pytriton_lite.worker.tracebacks import describe
 
@@ -43,11 +44,11 @@ def _live(channel: socket.socket, descriptors: socket.socket, control: memoryvie
 
         device_helper.serve(channel, descriptors, start)
         return 0.0
+    path = str(model_files(start).path)
     if start.task == Task.AUTO_COMPLETE:
         outbox = Outbox(channel)
-        outbox.send(_auto_complete(start, auto_complete.AutoCompleteHost(outbox.send, control)))
+        outbox.send(_auto_complete(start, auto_complete.AutoCompleteHost(ServerLog(outbox, control, path))))
         return 0.0
-    path = str(model_files(start).path)
     if start.task == Task.SHARE:
         from pytriton_lite.worker import shared_process  # what only few models have
 

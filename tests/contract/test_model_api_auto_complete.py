@@ -91,6 +91,19 @@ pb_utils.Logger.log_verbose("not wanted")
 pb_utils.Logger.log_error("went wrong")
 """)
 
+INTERRUPTED = completing("""
+import signal
+
+def look(frame, event, argument):
+    if event == "c_call" and argument.__name__ == "sendall":
+        sys.setprofile(None)
+        signal.raise_signal(signal.SIGUSR1)
+
+signal.signal(signal.SIGUSR1, lambda *_: pb_utils.Logger.log_info("from the handler"))
+sys.setprofile(look)
+pb_utils.Logger.log_info("from the method")
+""")
+
 LOOKS_AROUND = completing("""
 print("sees", json.dumps([config.as_dict(), pb_utils.get_model_dir(), threading.current_thread().name]))
 """)
@@ -293,6 +306,14 @@ def test_prints_and_log_lines_are_in_the_log(server: RunningServer) -> None:
     server.wait_for_log(rf'I\d{{4}} [\d:.]+ \d+ model.py:{line}\] "logged" {who}')
     server.wait_for_log(rf'E\d{{4}} [\d:.]+ \d+ model.py:{line + 2}\] "went wrong" {who}')
     assert "not wanted" not in server.log
+
+
+@pytest.mark.interpreted("it is seen when a line is sent")
+def test_a_handler_of_a_signal_may_log_while_a_line_is_sent(tmp_path: Path) -> None:
+    write_model(tmp_path, "interrupted", INTERRUPTED, CONFIG)
+    with RunningServer(tmp_path, flags=("--backend-config=python,ready-timeout-seconds=20",)) as server:
+        server.wait_for_log(r'"from the method" \[interrupted:1 interrupted_auto_complete\]')
+        server.wait_for_log(r'"from the handler" \[interrupted:1 interrupted_auto_complete\]')
 
 
 def test_the_method_sees_the_normalised_configuration(server: RunningServer, repository: Path) -> None:
