@@ -58,8 +58,8 @@ class _HelperProcess(_Process):
 
     def __init__(self, start: ModelStart, workers: WorkerSettings, spawner: Spawner, stack: ExitStack) -> None:
         super().__init__(start, workers, spawner, stack)
-        self.known: set[int] = set()
-        """Numbers of segments that it has been told how to open."""
+        self.known: dict[int, weakref.ref[DeviceSegment]] = {}
+        """Segments that it has been told how to open, by their numbers, until they are garbage."""
         self._numbers = itertools.count(1)
         self._asked: dict[int, _Question] = {}
         self._is_over = False
@@ -129,6 +129,7 @@ class _HelperProcess(_Process):
         for question in asked.values():
             if not question.answer.done():
                 question.answer.set_exception(InferenceError(ErrorCode.INTERNAL, text))
+        self.known.clear()  # another one that opens the same memory is told of its end by references of its own
         if not self._is_over:
             logger.error("%s; the next question about the device starts another one", text)
         self._stack.close()
@@ -154,7 +155,6 @@ class DeviceHelper:
         self._idle_s = idle_s
         self._process: _HelperProcess | None = None
         self._starting: asyncio.Task[_HelperProcess] | None = None
-        self._segments: set[weakref.ref[DeviceSegment]] = set()
         self._loop = asyncio.get_running_loop()
         self._idle: asyncio.TimerHandle | None = None
         self._asking = 0
@@ -177,13 +177,12 @@ class DeviceHelper:
             process = await self._running()
             fds = [] if host is None else [host.fd]
             if segment.number not in process.known:
-                process.known.add(segment.number)
+                process.known[segment.number] = weakref.ref(segment, partial(self._on_garbage, process, segment.number))
                 if segment.handle:
                     arguments["handle"] = segment.handle.hex()
                 else:
                     arguments["exported"] = segment.nbytes
                     fds.insert(0, segment.fd)
-                self._segments.add(weakref.ref(segment, partial(self._on_garbage, process, segment.number)))
             answer = process.ask(operation, fds, (home, host), memory=segment.number, **arguments)
             try:
                 return await asyncio.wait_for(answer, self._answer_s)
@@ -216,13 +215,12 @@ class DeviceHelper:
         if self._is_closed:
             self._process.end()
 
-    def _on_garbage(self, process: _HelperProcess, number: int, reference: weakref.ref[DeviceSegment]) -> None:
+    def _on_garbage(self, process: _HelperProcess, number: int, _: weakref.ref[DeviceSegment]) -> None:
         """Nobody needs a segment any more. Perhaps a thread found that out."""
-        self._loop.call_soon_threadsafe(self._close_segment, process, number, reference)
+        self._loop.call_soon_threadsafe(self._close_segment, process, number)
 
-    def _close_segment(self, process: _HelperProcess, number: int, reference: weakref.ref[DeviceSegment]) -> None:
-        self._segments.discard(reference)
-        process.known.discard(number)
+    def _close_segment(self, process: _HelperProcess, number: int) -> None:
+        process.known.pop(number, None)
         if process.is_alive:
             process.ask("close", (), None, memory=number)
         self._leave_soon_if_idle()
@@ -233,7 +231,8 @@ class DeviceHelper:
             self._idle = None
 
     def _leave_soon_if_idle(self) -> None:
-        if not self._segments and not self._asking and self._idle is None and not self._is_closed:
+        is_needed = self._asking or (self._process is not None and self._process.known)
+        if not is_needed and self._idle is None and not self._is_closed:
             self._idle = self._loop.call_later(self._idle_s, self._leave)
 
     def _leave(self) -> None:

@@ -54,6 +54,15 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     assert open_descriptors() == before
 
 
+async def kill(made: DeviceHelpers) -> None:
+    """Kill the one helper that there is. Returns when it is known to have ended."""
+    (pid,) = made.pids
+    os.kill(pid, signal.SIGKILL)
+    await ended(pid)
+    while made.pids:  # noqa: ASYNC110 - its end is still to be reported
+        await asyncio.sleep(0.001)
+
+
 async def ended(pid: int) -> None:
     """Return when the process has ended."""
     try:
@@ -169,6 +178,28 @@ def test_memory_that_nobody_needs_is_closed_and_a_helper_without_any_ends() -> N
             await ended(pid)
             assert made.pids == []
             assert segment is None
+
+    run(test)
+
+
+def test_memory_that_a_helper_has_opened_again_is_closed_there_as_well() -> None:
+    async def test() -> None:
+        device = PretendDevice(0)
+        memory, other = ClientMemory(device, 64), ClientMemory(device, 64)
+        async with helpers() as made:
+            kept = await made.open(memory.handle, 0, 64)
+            segment: DeviceSegment | None = await made.open(other.handle, 0, 64)
+            await kill(made)
+            for each in (kept, segment):
+                assert each is not None
+                await made.read(each, 0, 4)
+            (pid,) = made.pids
+            assert device_files(pid) == 6
+            segment = each = None
+            gc.collect()
+            await asyncio.sleep(0)  # the turn of the loop in which the helper is told to close it
+            await made.read(kept, 0, 4)  # behind that
+            assert device_files(pid) == 3
 
     run(test)
 
