@@ -79,7 +79,11 @@ class Listing:
 def check_repositories(roots: Sequence[Path]) -> None:
     """Raises InferenceError(INTERNAL) for the first root that is no readable directory."""
     for root in roots:
-        if not root.exists():
+        try:
+            is_there = root.exists()
+        except OSError as error:  # a folder above it may not be entered, say
+            raise InferenceError(ErrorCode.INTERNAL, f"failed to stat file {root}: {error.strerror}") from None
+        if not is_there:
             raise InferenceError(ErrorCode.INTERNAL, f"failed to stat file {root}")
         if not root.is_dir():
             raise InferenceError(ErrorCode.INTERNAL, f"repository path is not a valid directory: {root}")

@@ -17,16 +17,20 @@ def is_model_folder(directory: Path) -> bool:
     """Whether *directory* is a model itself: it has a configuration, or a version with code, and no models in it."""
     try:
         entries = list(directory.iterdir())
-    except OSError:
+        if any(entry.name == _CONFIG and entry.is_file() for entry in entries):
+            return True
+        return any(is_version(entry.name) and (entry / _MODEL).is_file() for entry in entries)
+    except OSError:  # a folder that may not be entered
         return False
-    if any(entry.name == _CONFIG and entry.is_file() for entry in entries):
-        return True
-    return any(is_version(entry.name) and (entry / _MODEL).is_file() for entry in entries)
 
 
 def advice_on_repository(root: Path) -> str:
-    """What to serve in place of *root*; "" where it looks like a repository."""
-    if not root.exists():
+    """What to serve in place of *root*; "" where it looks like a repository, or where nobody may look."""
+    try:
+        is_there = root.exists()
+    except OSError:
+        return ""
+    if not is_there:
         parent = next(parent for parent in root.parents if parent.exists())
         first, *rest = root.relative_to(parent).parts
         names = [entry.name for entry in _directories(parent)]

@@ -216,6 +216,42 @@ def test_a_version_that_may_not_be_entered_keeps_no_other_model_from_being_serve
     assert "2 models, 1 error, 0 warnings" in found
 
 
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="nothing takes root's privileges away")
+def test_a_repository_below_a_folder_that_may_not_be_entered_is_one_that_cannot_be_read(tmp_path: Path) -> None:
+    write_model(tmp_path / "shut" / "models", "m", CODE, CONFIG)
+    write_model(tmp_path / "open", "double", CODE, CONFIG)
+    unprivileged = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
+    (tmp_path / "shut").chmod(0)
+    text = f"failed to stat file {tmp_path}/shut/models: Permission denied"
+    try:
+        with RunningServer(
+            tmp_path / "shut" / "models",
+            flags=("--exit-on-error=false",),
+            python=(*unprivileged, sys.executable),
+        ) as server:
+            server.wait_for_log(f'"Internal: {text}"')
+            server.wait_for_log("Serving no model")
+        roots = [str(tmp_path / "shut" / "models"), str(tmp_path / "open")]
+        command = [*unprivileged, sys.executable, "-m", "pytriton_lite", "check", *roots]
+        found = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60).stdout
+    finally:
+        (tmp_path / "shut").chmod(0o755)
+    assert f"{roots[0]}: error: {text}\n1 model, 1 error, 0 warnings" in found
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="nothing takes root's privileges away")
+def test_a_model_without_configuration_whose_version_may_not_be_entered_is_checked(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "shut", CODE)
+    unprivileged = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
+    (folder / "1").chmod(0)
+    try:
+        command = [*unprivileged, sys.executable, "-m", "pytriton_lite", "check", str(folder)]
+        found = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60).stdout
+    finally:
+        (folder / "1").chmod(0o755)
+    assert f"{folder}/1: error: failed to open directory {folder}/1: Permission denied" in found
+
+
 def test_of_many_models_that_are_not_loaded_eight_are_named_and_the_others_counted(tmp_path: Path) -> None:
     for number in range(10):
         write_model(tmp_path, f"m{number}", CODE, "nonsense")
