@@ -705,6 +705,28 @@ def test_a_file_that_a_web_server_refuses_keeps_its_own_model_out(
     assert {name for name in tree(root(remote, web.url)) if name.endswith(".py")} == {"a/1/model.py", "c/1/model.py"}
 
 
+def test_a_folder_that_a_web_server_refuses_keeps_its_own_model_out(
+    web: WebServer, tmp_path: Path, open_remote: Open
+) -> None:
+    write(tmp_path / "www", {"a/1/model.py": "code a", "b/1/model.py": "code b", "c/1/model.py": "code c"})
+    web.refused.add("/b/1/")
+    remote = open_remote(web.url)
+    result = remote.refresh()
+    assert result.repositories == [] and list(result.models) == ["b"]
+    assert result.models["b"].startswith(f"cannot copy model 'b' of {web.url}: 403, message='Forbidden'")
+    assert {name for name in tree(root(remote, web.url)) if name.endswith(".py")} == {"a/1/model.py", "c/1/model.py"}
+
+
+def test_the_root_of_a_volume_on_a_web_server_is_a_repository(
+    web: WebServer, tmp_path: Path, open_remote: Open
+) -> None:
+    write(tmp_path / "www", {"a/1/model.py": "code a", "lost+found/#1": "", "__pycache__/x.pyc": ""})
+    web.refused.update(("/lost%2Bfound/", "/__pycache__/x.pyc"))
+    remote = open_remote(web.url)
+    assert remote.refresh() == Refreshed()
+    assert os.listdir(root(remote, web.url)) == ["a"]
+
+
 def test_a_file_from_a_web_server_that_breaks_off_is_fetched_once_more(
     web: WebServer, tmp_path: Path, open_remote: Open
 ) -> None:

@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote
 from pytriton_lite.plugins.fsspec.access import GOOGLE_FILE, Access
 from pytriton_lite.remote.source import Closing, RemoteFile, RemoteModel, SourceError, add_file
 from pytriton_lite.remote.url import RemoteUrl, redact
+from pytriton_lite.repository.index import is_model_name
 
 _DEEPEST = 32
 """Folders inside each other on a web server; one that answers everything would have no end."""
@@ -282,7 +283,7 @@ class WebDirectory(FilesystemSource):
         self._executor = executor
 
     def names(self) -> list[str]:
-        return [name for name, is_folder in self._links("") if is_folder and not name.startswith(".")]
+        return [name for name, is_folder in self._links("") if is_folder and is_model_name(name)]
 
     def models(self) -> dict[str, RemoteModel]:
         models: dict[str, RemoteModel] = {}
@@ -299,11 +300,11 @@ class WebDirectory(FilesystemSource):
     def _read(self, models: dict[str, RemoteModel], name: str) -> None:
         add_file(models, f"{name}/", None)
         paths: list[str] = []
-        self._walk(models, f"{name}/", paths, depth=0)
         try:
+            self._walk(models, f"{name}/", paths, depth=0)
             for path, file in zip(paths, self._executor.map(self._file, paths), strict=True):
                 add_file(models, path, file)
-        except SourceError as error:  # a file that may not be read keeps its own model out, and no other
+        except SourceError as error:  # what may not be read keeps its own model out, and no other
             models[name].problem = str(error)
 
     def _walk(self, models: dict[str, RemoteModel], folder: str, paths: list[str], depth: int) -> None:
