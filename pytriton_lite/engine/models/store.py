@@ -124,6 +124,8 @@ class ModelStore:
         """Looks of `_poll`, and loads of what they found, by repository, as long as they take."""
         self._seen: dict[Path, tuple[Refreshed, Scan]] = {}
         """What looks have found that nobody has done anything about yet."""
+        self._had: dict[Path, Collection[ModelId]] = {}
+        """What each repository had when it was looked at last, or may have had: what a name means also while nobody can look."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._operations: list[_Operation] = []
         self._asking: list[_Asking] = []
@@ -329,6 +331,7 @@ class ModelStore:
                 logger.error("%s", text)
                 reasons[name] = text
         scan = await self._in_thread(self._reader.scan)
+        self._had = dict.fromkeys(self._reader.roots, [ModelId("", name) for name in scan.duplicates])
         if names is None:
             directories += scan.models.values()
             for notice in scan.notices:
@@ -454,12 +457,14 @@ class ModelStore:
         for root, reason in scan.unreadable.items():
             level = logging.WARNING if root in busy else logging.ERROR
             logger.log(level, "failed to poll model repository '%s': %s", self._reader.name_of(root), reason)
-        # What lies where nobody can look now is left as it is.
-        unseen = {
+        self._had.update({root: found.models for root, (_, found) in looks.items() if root not in scan.unreadable})
+        # What lies where nobody can look now is left as it is, and so is a name that two repositories had.
+        unseen = {model for root in scan.unreadable for model in self._had.get(root, ())}
+        unseen.update(
             model
             for model, known in self.models.known.items()
             if known.directory is None or known.directory.repository in scan.unreadable
-        }
+        )
         for model in [model for model in self.models.known if model not in unseen and model not in scan.models]:
             if model.name in scan.duplicates:
                 logger.error("failed to poll model '%s': not unique across all model repositories", model)

@@ -296,6 +296,55 @@ def test_what_a_look_has_seen_that_took_long_is_followed_at_the_next_one(
         run(repository, scenario, is_explicit=False, remote=far)
 
 
+def test_a_name_of_two_repositories_is_served_by_neither_while_one_of_them_is_not_done(
+    tmp_path: Path, repository: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would serve for as long as the other repository loads something else, say."""
+    monkeypatch.setattr("pytriton_lite.engine.models.store._POLL_WAIT_S", 0.1)
+    gate = Gate(tmp_path)
+    other = tmp_path / "other"
+    for root in (repository, other):
+        write_model(root, "m", code(1), CONFIG)
+
+    async def scenario(server: Server) -> None:
+        write_model(other, "slow", code(1, initialize=gate.statement), CONFIG)
+        held = asyncio.ensure_future(gate.wait_held())
+        while not held.done():
+            await server.poll()
+        write_model(repository, "n", code(1), CONFIG)
+        while "n READY" not in await index(server):
+            await server.poll()
+        assert f"failed to poll model repository '{other}': it is not done with what it was asked before" in caplog.text
+        assert await index(server) == ["m UNAVAILABLE", "n READY", "slow LOADING"]
+        assert await refusal_of(ask(server)) == "Request for unknown model: 'm' is not found"
+        shutil.rmtree(other / "m")
+        gate.open()
+        while "m READY" not in await index(server):
+            await server.poll()
+
+    run(repository, scenario, is_explicit=False, loads_all=False, more_repositories=(other,))
+    gate.close()
+
+
+def test_a_name_of_two_repositories_is_served_by_neither_while_one_of_them_is_away(
+    tmp_path: Path, repository: Path
+) -> None:
+    other = tmp_path / "other"
+    for root in (repository, other):
+        write_model(root, "m", code(1), CONFIG)
+
+    async def scenario(server: Server) -> None:
+        other.rename(tmp_path / "away")
+        await server.poll()
+        await server.poll()
+        assert await refusal_of(ask(server)) == "Request for unknown model: 'm' is not found"
+        other.mkdir()
+        await server.poll()
+        assert await ask(server) == 1
+
+    run(repository, scenario, is_explicit=False, loads_all=False, more_repositories=(other,))
+
+
 def test_a_directory_that_goes_while_its_model_loads_ends_it_at_the_next_look(tmp_path: Path, repository: Path) -> None:
     gate = Gate(tmp_path)
 
