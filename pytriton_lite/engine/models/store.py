@@ -125,7 +125,7 @@ class ModelStore:
         self._seen: dict[Path, tuple[Refreshed, Scan]] = {}
         """What looks have found that nobody has done anything about yet."""
         self._had: dict[Path, Collection[ModelId]] = {}
-        """What each repository had when it was looked at last, or may have had: what a name means also while nobody can look."""
+        """What each repository had when it was looked at last, or may have had: a name of two stays one of two meanwhile."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._operations: list[_Operation] = []
         self._asking: list[_Asking] = []
@@ -331,7 +331,7 @@ class ModelStore:
                 logger.error("%s", text)
                 reasons[name] = text
         scan = await self._in_thread(self._reader.scan)
-        self._had = dict.fromkeys(self._reader.roots, [ModelId("", name) for name in scan.duplicates])
+        self._had = dict.fromkeys(self._reader.roots, tuple(ModelId("", name) for name in scan.duplicates))
         if names is None:
             directories += scan.models.values()
             for notice in scan.notices:
