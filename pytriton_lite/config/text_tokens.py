@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 _BLANK = re.compile(r"(?:[ \t\r\n\v\f]+|#[^\n]*)*")
 _TOKEN = re.compile(
     r"""(?P<identifier>[A-Za-z_][A-Za-z0-9_]*)
-      | (?P<integer>0[xX][0-9a-fA-F]+|[0-9]+)(?![0-9.eEfF])
+      | (?P<integer>0[xX][0-9a-fA-F]+|0[0-9]+|[0-9]+(?![0-9.eEfF]))
       | (?P<float>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fF]?)
       | (?P<string>"(?:[^"\\\n]|\\[^\n])*"|'(?:[^'\\\n]|\\[^\n])*')
       | (?P<symbol>[!-~])""",
@@ -97,14 +97,17 @@ def _check_number(text: str, found: re.Match[str]) -> None:
     following = text[end : end + 1]
     if written == "0" and following in ("x", "X"):
         raise Refused(end, '"0x" must be followed by hex digits.')
-    if _GLUED.match(following):
-        if following in ("e", "E"):
-            raise Refused(end, '"e" must be followed by exponent.')
-        if following == ".":
-            raise Refused(end, "Already saw decimal point or exponent; can't have another one.")
-        raise Refused(end, "Need space between number and identifier.")
     if _NO_OCTAL.fullmatch(written):
         raise Refused(found.start(), "Numbers starting with leading zero must be in octal.")
+    if _GLUED.match(following):
+        is_decimal = found.lastgroup == "float" or written[0] != "0"
+        if following in ("e", "E") and is_decimal:
+            raise Refused(end, '"e" must be followed by exponent.')
+        if following == "." and is_decimal:
+            raise Refused(end, "Already saw decimal point or exponent; can't have another one.")
+        if following == ".":
+            raise Refused(end, "Hex and octal numbers must be integers.")
+        raise Refused(end, "Need space between number and identifier.")
 
 
 def _refuse_character(character: str, at: int) -> NoReturn:

@@ -105,7 +105,17 @@ def test_escapes_are_those_of_c(literal: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "number"), [("1", 1.0), (".5", 0.5), ("0.5f", 0.5), ("5e-1", 0.5), ("1F", 1.0), ("inf", float("inf"))]
+    ("value", "number"),
+    [
+        ("1", 1.0),
+        (".5", 0.5),
+        ("0.5f", 0.5),
+        ("5e-1", 0.5),
+        ("1F", 1.0),
+        ("0f", 0.0),
+        ("0e3", 0.0),
+        ("inf", float("inf")),
+    ],
 )
 def test_floats_in_all_spellings(value: str, number: float) -> None:
     message = parse(f"sequence_batching {{ direct {{ minimum_slot_utilization: {value} }} }}")
@@ -212,6 +222,15 @@ OPEN = 'Expected identifier, got: the end of the file; no "}" closes this'
         ),
         pytest.param("max_batch_size: +4", "1:17", "Expected integer, got: +", id="plus"),
         pytest.param("max_batch_size: 08", "1:17", "Numbers starting with leading zero must be in octal.", id="octal"),
+        pytest.param(
+            "max_batch_size: 08.5", "1:17", "Numbers starting with leading zero must be in octal.", id="8 in octal"
+        ),
+        pytest.param("max_batch_size: 01.5", "1:19", "Hex and octal numbers must be integers.", id="octal fraction"),
+        pytest.param(
+            "max_batch_size: 0x1.5", "1:20", "Hex and octal numbers must be integers.", id="hexadecimal fraction"
+        ),
+        pytest.param("max_batch_size: 01e5", "1:19", NEEDS_SPACE, id="octal exponent"),
+        pytest.param("max_batch_size: 01f", "1:19", NEEDS_SPACE, id="octal float"),
         pytest.param("max_batch_size:\u00a04", "1:16", "Interpreting non ascii codepoint 194.", id="no-break space"),
         pytest.param(
             "max_batch_size: 4\x01", "1:18", "Invalid control characters encountered in text.", id="control character"
