@@ -452,6 +452,21 @@ def test_a_redis_that_is_full_still_answers(tmp_path: Path, caplog: pytest.LogCa
     assert "refuses: command not allowed when used memory" in first
 
 
+def test_a_redis_that_is_full_is_said_once_although_it_answers_lookups(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def act(scene: Scene) -> None:
+        space = scene.space()
+        for at, mood in enumerate(("full", "full", "well", "full", "full")):
+            scene.server.mood = mood
+            assert await find(space, b"%d" % at) is None
+            await keep(scene, space, b"%d" % at)
+        assert len(scene.server.entries) == 1
+
+    play(tmp_path, act)
+    assert len([line for line in warnings_of(caplog) if "refuses: command not allowed" in line]) == 2
+
+
 def test_a_version_that_cannot_ask_for_its_generation_shares_nothing(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         await keep(scene, scene.space())

@@ -98,7 +98,8 @@ class RedisCache(ResponseCache):
         )
         self._client = redis.asyncio.Redis(connection_pool=self._pool)
         self._is_out = False
-        self._is_refused = False
+        self._refused: set[str] = set()
+        """Commands that Redis refused when they were sent last. One that is full refuses ``set``, and answers ``get``."""
         self._was_busy = False
         self._closed_until_ns = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -137,12 +138,12 @@ class RedisCache(ResponseCache):
 
     async def get(self, key: str) -> bytes | None:
         """None where there is nothing. Raises Unanswered."""
-        value: bytes | None = await self._ask(lambda: self._client.get(key))
+        value: bytes | None = await self._ask("get", lambda: self._client.get(key))
         return value
 
     async def set(self, key: str, value: bytes) -> None:
         """Raises Unanswered."""
-        await self._ask(lambda: self._client.set(key, value))
+        await self._ask("set", lambda: self._client.set(key, value))
 
     async def text_of(self, key: str, new: str) -> str:
         """The text that all servers read there: *new*, where there was none. Raises Unanswered."""
@@ -150,7 +151,7 @@ class RedisCache(ResponseCache):
             raise Unanswered
         found = await self.get(key)
         if found is None:
-            await self._ask(lambda: self._client.set(key, new, nx=True))
+            await self._ask("set", lambda: self._client.set(key, new, nx=True))
             found = await self.get(key)  # another server may have been first
         if found is None:
             raise Unanswered
@@ -160,7 +161,7 @@ class RedisCache(ResponseCache):
         """Until Redis has done it, nobody here is told what is there."""
         self._doubtful.add(key)
         with suppress(Unanswered):
-            await self._ask(lambda: self._client.delete(key))
+            await self._ask("delete", lambda: self._client.delete(key))
             self._doubtful.discard(key)
 
     def begin_insert(self) -> bool:
@@ -177,7 +178,7 @@ class RedisCache(ResponseCache):
     def is_paused(self) -> bool:
         return self._clock() < self._closed_until_ns
 
-    async def _ask(self, command: Callable[[], Awaitable[Any]]) -> Any:
+    async def _ask(self, name: str, command: Callable[[], Awaitable[Any]]) -> Any:
         if self.is_paused:
             raise Unanswered
         try:
@@ -185,9 +186,9 @@ class RedisCache(ResponseCache):
             if isinstance(answer, Exception):
                 raise answer
         except self._refusals as error:  # it answers, and does not want to: it may be full, or read-only
-            if not self._is_refused:
+            if name not in self._refused:
                 logger.warning("response cache: Redis at %s refuses: %s", self._place, _reason(error))
-            self._is_refused = True
+            self._refused.add(name)
             raise Unanswered from None
         except Exception as error:  # not the library's own alone: what answers there may be no Redis
             if str(error).startswith(_NO_CONNECTION):
@@ -204,7 +205,8 @@ class RedisCache(ResponseCache):
             raise Unanswered from None
         if self._is_out:
             logger.info("response cache: Redis at %s answers again", self._place)
-        self._is_out = self._is_refused = False
+        self._is_out = False
+        self._refused.discard(name)
         return answer
 
     def _say_busy(self) -> None:
