@@ -27,7 +27,7 @@ import orjson
 from pytriton_lite.core.log_settings import LogFormat
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.engine.tracing.observation import HeaderOf
-from pytriton_lite.logs import one_line
+from pytriton_lite.logs import one_line, open_at_once
 
 logger = logging.getLogger(__name__)
 
@@ -74,11 +74,7 @@ class LineFile:
         """Around ``_next``; nobody has it while he writes."""
 
     def _open(self) -> int:
-        # A pipe that nobody reads is an error at once, and not a wait for its reader.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-        file = os.open(self._path, flags, 0o666)
-        os.set_blocking(file, True)
-        return file
+        return open_at_once(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def write(self, lines: str) -> None:
         """Write *lines* to the file that was opened last. Raises OSError."""

@@ -34,6 +34,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
 from pytriton_lite.core.log_settings import LogFormat, LogSettings
@@ -74,10 +76,20 @@ def configure(settings: Settings, stream: TextIO | None = None, screen: Screen |
     return Log(handler, _started_with(settings), screen)
 
 
+def open_at_once(path: str | Path, flags: int) -> int:
+    """*path*, opened to be written. A pipe that nobody reads is an error, and not a wait for its reader. Raises OSError."""
+    file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    os.set_blocking(file, True)
+    return file
+
+
 class _FileHandler(logging.FileHandler):
     """Says once on stderr that a full disk takes no lines, where the library writes a traceback for each of them."""
 
     _lost = 0
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=open_at_once)
 
     def emit(self, record: logging.LogRecord) -> None:
         before = self._lost

@@ -276,6 +276,25 @@ def test_a_full_disk_is_said_once_on_stderr_and_the_next_file_is_written(
     assert capsys.readouterr().err == ""
 
 
+def test_a_pipe_that_nobody_reads_is_an_error_and_no_wait_for_its_reader(tmp_path: Path) -> None:
+    pipe = tmp_path / "server.log"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):
+        logs.configure(Settings(log_file=pipe))
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    log = logs.configure(Settings(log_file=pipe))
+    logs.LOGGER.info("before")
+    assert b'"before"' in os.read(reading, 4096)
+    os.close(reading)
+    with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):
+        log.reopen()
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    log.reopen()
+    logs.LOGGER.info("behind")
+    assert b'"behind"' in os.read(reading, 4096)
+    os.close(reading)
+
+
 def test_a_log_file_that_cannot_be_opened_leaves_the_log_as_it_was(tmp_path: Path) -> None:
     stream = io.StringIO()
     logs.configure(Settings(), stream)
