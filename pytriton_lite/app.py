@@ -535,11 +535,16 @@ class Composition:
             self._access = AccessLog(write, lambda: self._log.settings.format, finish)
             self.engine.observation.watch(self._access)
 
-    def reopen(self) -> None:
-        """Go on in new log files of the same names. Raises OSError; the files that were open are written on then."""
-        self._log.reopen()
-        if self._access_file is not None:
-            self._access_file.reopen()
+    def reopen(self) -> list[OSError]:
+        """Go on in new log files of the same names. Those that cannot be opened are written on; why, for each of them."""
+        failures = []
+        for file in (self._log, self._access_file):
+            try:
+                if file is not None:
+                    file.reopen()
+            except OSError as error:
+                failures.append(error)
+        return failures
 
     async def _load(self, engine: Server) -> None:
         python = sys.version.split()[0]
@@ -971,12 +976,11 @@ class App:
 
     def _reopen(self) -> None:
         """The files have been moved away: go on in new ones of the same names."""
-        try:
-            self._parts.reopen()
-        except OSError as error:
+        failures = self._parts.reopen()
+        for error in failures:
             logger.error("SIGHUP: %s; the file that was open is written on", error)
-            return
-        logger.info("SIGHUP: log files were opened anew")
+        if not failures:
+            logger.info("SIGHUP: log files were opened anew")
 
     async def _stop(self) -> int:
         loop = asyncio.get_running_loop()

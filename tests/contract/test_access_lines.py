@@ -349,6 +349,21 @@ def test_a_file_that_is_not_there_any_more_is_written_on(repository: Path, tmp_p
     assert "request_id=still" in (tmp_path / "moved" / "access.log").read_text()
 
 
+def test_a_log_that_cannot_be_opened_anew_does_not_keep_the_access_log_from_it(
+    repository: Path, tmp_path: Path
+) -> None:
+    folder, moved, access = tmp_path / "logs", tmp_path / "moved", tmp_path / "access.log"
+    folder.mkdir()
+    with FileLoggedServer(folder / "server.log", repository, flags=(f"--access-log-file={access}",)) as server:
+        folder.rename(moved)
+        access.rename(f"{access}.1")
+        server.path = moved / "server.log"
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for_log(r"SIGHUP: \[Errno 2\] .*; the file that was open is written on")
+        run(server, ANSWER, model="script", id="new")
+    assert "request_id=new" in access.read_text()
+
+
 def test_sighup_does_not_end_a_server_that_has_only_begun_to_start(repository: Path, tmp_path: Path) -> None:
     path = tmp_path / "server.log"
 
