@@ -73,20 +73,37 @@ def server_context(tls: TlsOptions, protocol: str) -> ssl.SSLContext:
 
 
 class Renewal:
-    """Whether the files of *tls* are others than before. A link that was swapped leads to another inode."""
+    """Whether the files of *tls* are to be read anew. A link that was swapped leads to another inode."""
 
     def __init__(self, tls: TlsOptions) -> None:
+        self._tls = tls
         self._files = [file for file in (tls.certificate, tls.key, tls.client_root) if file is not None]
         self._seen = self._look()
+        self._refusal = ""
+        """Why they could not be used when they were read last; empty where they could."""
 
     def _look(self) -> list[tuple[int, int, int, int] | None]:
         return [_identity_of(file) for file in self._files]
 
-    def has_changed(self) -> bool:
-        """Since this was asked last; so what could not be used is not tried again before it has changed once more."""
+    def is_due(self) -> bool:
+        """Whether they are others than when this was asked last, or could not be used then.
+
+        What has them readable at last need not change them: another owner or mode, a descriptor that is free again.
+        """
         before = self._seen
         self._seen = self._look()  # before they are read: what changes from here on is seen the next time
-        return self._seen != before
+        return self._seen != before or bool(self._refusal)
+
+    def tell_renewed(self) -> None:
+        """They were read, and new connections get what is in them."""
+        self._refusal = ""
+        logger.info("TLS: certificate %s was read anew, for new connections", self._tls.certificate)
+
+    def tell_kept(self, error: ListenError) -> None:
+        """They cannot be used because of *error*, which the log says once."""
+        refusal, self._refusal = self._refusal, str(error)
+        if self._refusal != refusal:
+            logger.error("%s; new connections get the certificate that was there before", error)
 
 
 def _identity_of(file: Path) -> tuple[int, int, int, int] | None:
@@ -101,7 +118,7 @@ class RenewedContext:
     """The context of a listener, made anew when its files have changed; connections that are open keep theirs.
 
     The files are looked at when a connection comes, in a thread, at most once a second. Where they cannot be used, or do
-    not fit together, the log says so once, and the context stays what it was.
+    not fit together, the log says so once, and the context stays what it was until they can.
     """
 
     def __init__(self, tls: TlsOptions, protocol: str) -> None:
@@ -130,23 +147,15 @@ class RenewedContext:
             self._look = None
 
     def _read(self) -> ssl.SSLContext:
-        if not self._renewal.has_changed():
+        if not self._renewal.is_due():
             return self._context
         try:
             context = server_context(self._tls, self._protocol)
         except ListenError as error:
-            tell_kept(error)
+            self._renewal.tell_kept(error)
             return self._context
-        tell_renewed(self._tls)
+        self._renewal.tell_renewed()
         return context
-
-
-def tell_kept(error: ListenError) -> None:
-    logger.error("%s; new connections get the certificate that was there before", error)
-
-
-def tell_renewed(tls: TlsOptions) -> None:
-    logger.info("TLS: certificate %s was read anew, for new connections", tls.certificate)
 
 
 def _load_certificate(context: ssl.SSLContext, tls: TlsOptions) -> None:

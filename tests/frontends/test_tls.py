@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
+import resource
 import ssl
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from pytriton_lite.frontends import tls as module
 from pytriton_lite.frontends.addresses import ListenError
-from pytriton_lite.frontends.tls import TlsOptions, read_files, server_context
+from pytriton_lite.frontends.tls import RenewedContext, TlsOptions, read_files, server_context
 from tests.certificates import Certificates
 
 
@@ -114,3 +117,34 @@ def test_files_are_read_as_they_are(certificates: Certificates) -> None:
     assert files.key == certificates.server_key.read_bytes()
     assert files.client_root == certificates.root.read_bytes()
     assert read_files(certificates.options()).client_root is None
+
+
+def test_what_could_not_be_read_when_it_was_new_is_taken_when_it_can_be(
+    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.0)
+    certificate, key = tmp_path / "tls.pem", tmp_path / "tls.key"
+    certificate.write_bytes(certificates.server.read_bytes())
+    key.write_bytes(certificates.server_key.read_bytes())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def scenario() -> None:
+        renewed = RenewedContext(TlsOptions(certificate, key), "h2")
+        before = await renewed.current()
+        certificate.write_bytes(certificates.client.read_bytes())
+        key.write_bytes(certificates.client_key.read_bytes())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))  # nobody may open anything
+        try:
+            assert [await renewed.current(), await renewed.current()] == [before, before]
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        after = await renewed.current()
+        assert after is not before
+        assert await renewed.current() is after
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    assert [message.partition(": Too many")[0] for message in caplog.messages] == [
+        f"TLS: certificate {certificate} cannot be read",
+        f"TLS: certificate {certificate} was read anew, for new connections",
+    ]

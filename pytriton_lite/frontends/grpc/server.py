@@ -39,15 +39,7 @@ from pytriton_lite.frontends.grpc.restricted import refusal, restrictions_by_pat
 from pytriton_lite.frontends.grpc.service_streams import LONGEST_QUESTION_BYTES, MessageStream, Opener
 from pytriton_lite.frontends.grpc.servicer import Servicer
 from pytriton_lite.frontends.restriction import Restriction
-from pytriton_lite.frontends.tls import (
-    LOOK_EVERY_S,
-    Renewal,
-    TlsOptions,
-    read_files,
-    server_context,
-    tell_kept,
-    tell_renewed,
-)
+from pytriton_lite.frontends.tls import LOOK_EVERY_S, Renewal, TlsOptions, read_files, server_context
 from pytriton_lite.proto.grpc_service_pb import ModelInferRequest
 
 if TYPE_CHECKING:
@@ -172,15 +164,15 @@ class _Renewed:
         try:
             if time.monotonic() - self._looked_at < LOOK_EVERY_S:
                 return None
-            is_new = self._renewal.has_changed()
+            is_due = self._renewal.is_due()
             self._looked_at = time.monotonic()
-            if not is_new:
+            if not is_due:
                 return None
             configuration = _configuration(self._tls)
-            tell_renewed(self._tls)
+            self._renewal.tell_renewed()
             return configuration
         except ListenError as error:
-            tell_kept(error)
+            self._renewal.tell_kept(error)
             return None
         finally:
             self._turn.release()
