@@ -30,13 +30,11 @@ def describe(error: BaseException) -> str:
 
 
 def _message(error: BaseException) -> str:
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.msg} ({Path(error.filename).name}, line {error.lineno})"
     try:
         text = str(error)
         rest = len(text) - _LONGEST_MESSAGE
         return text if rest <= 0 else f"{text[:_LONGEST_MESSAGE]}… ({rest} more characters)"
-    except Exception:  # user code: its failure must not take the place of the one that we tell of
+    except BaseException:  # user code: its failure must not take the place of the one that we tell of
         return "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
 
 

@@ -58,10 +58,11 @@ def test_chained_causes_are_not_shown() -> None:
     assert text.count("\n  ") == 1
 
 
-def test_an_exception_whose_text_cannot_be_made_still_has_its_class() -> None:
+@pytest.mark.parametrize("failure", [RuntimeError, SystemExit, KeyboardInterrupt])
+def test_an_exception_whose_text_cannot_be_made_still_has_its_class(failure: type[BaseException]) -> None:
     class Unprintable(Exception):
         def __str__(self) -> str:
-            raise RuntimeError("no text for you")
+            raise failure("no text for you")
 
     assert describe(Unprintable()) == "Unprintable: <MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
 
@@ -74,3 +75,12 @@ def test_a_syntax_error_names_file_and_line_in_its_first_line(tmp_path: Path, mo
     assert text.splitlines()[0] == "SyntaxError: invalid syntax (broken_syntax.py, line 1)"
     assert "frozen importlib" not in text
     assert "broken_syntax" not in sys.modules
+
+
+def test_a_syntax_error_of_a_models_own_has_the_text_that_it_says() -> None:
+    class Misspelt(SyntaxError):
+        def __str__(self) -> str:
+            return "a rule is misspelt"
+
+    assert describe(Misspelt("unexpected", ("rules.txt", 3, 1, "x"))) == "Misspelt: a rule is misspelt"
+    assert describe(SyntaxError("unexpected", (b"rules.txt", 3, 1, "x"))) == "SyntaxError: unexpected (line 3)"
