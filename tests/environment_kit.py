@@ -43,7 +43,7 @@ def make_environment(
 
 
 def python_with_quick_pip(folder: Path) -> str:
-    """A Python whose ``-m venv`` gives an environment the pip of the Python that runs the tests, by a link; its path.
+    """A Python whose ``-I -m venv`` gives an environment the pip of the Python that runs the tests, by a link; its path.
 
     ``ensurepip`` unpacks and compiles a pip of its own for each, in 3 s of a core. What pip then does is the same.
     """
@@ -51,11 +51,11 @@ def python_with_quick_pip(folder: Path) -> str:
     python, pip = folder / "python", Path(pip_package.__file__).parent
     python.write_text(
         "#!/bin/sh\n"
-        'if [ "$1 $2" != "-m venv" ]; then\n'
+        'if [ "$1 $2 $3" != "-I -m venv" ]; then\n'
         f'    exec {shlex.quote(sys.executable)} "$@"\n'
         "fi\n"
-        f'{shlex.quote(sys.executable)} -m venv --without-pip "$3" || exit\n'
-        f'for packages in "$3"/lib/python3.*/site-packages; do ln -s {shlex.quote(str(pip))} "$packages/pip"; done\n'
+        f'{shlex.quote(sys.executable)} -I -m venv --without-pip "$4" || exit\n'
+        f'for packages in "$4"/lib/python3.*/site-packages; do ln -s {shlex.quote(str(pip))} "$packages/pip"; done\n'
     )
     python.chmod(0o755)
     return str(python)

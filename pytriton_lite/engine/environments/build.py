@@ -71,11 +71,12 @@ def _install(folder: Path, requirements: Path, python: str, uv: str | None) -> N
         # Workers write no bytecode, so what is not compiled now would be compiled at every start.
         install = [uv, "pip", "install", "--python", own, "--compile-bytecode", "--no-progress"]
     else:
-        make = [python, "-m", "venv", str(folder)]
-        install = [own, "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
+        make = [python, "-I", "-m", "venv", str(folder)]
+        install = [own, "-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
+    # Commands run where relative paths of the file begin. -I: what lies there is no module of theirs, types.py for instance.
     _run(make, requirements.parent)
     _run([*install, "-r", str(requirements)], requirements.parent)
-    if _status([own, "-c", _HAS_NUMPY], requirements.parent):
+    if _status([own, "-I", "-c", _HAS_NUMPY], requirements.parent):
         _say("adding numpy, which every worker needs")
         # With the file again, because its constraints and its indexes hold for numpy, too.
         _run([*install, "-r", str(requirements), "numpy"], requirements.parent)

@@ -481,6 +481,15 @@ def test_requirements_become_an_environment_with_numpy_that_is_used_again(
     assert [message for message in caplog.messages if "building" in message] == []
 
 
+def test_modules_beside_the_requirements_are_not_taken_for_those_of_the_installer(
+    wheels: Path, tmp_path: Path, with_pip: str
+) -> None:
+    path = write_requirements(tmp_path, f"--no-index\n--find-links {wheels.as_uri()}\ntiny\n")
+    for name in ("types", "tokenize", "numpy"):  # of venv, of pip, and of the look for numpy
+        path.with_name(f"{name}.py").write_text("raise RuntimeError('taken for another one')")
+    assert word_in(prepare(tmp_path, python=with_pip, **allowed(tmp_path))) == "installed"
+
+
 def test_an_environment_of_requirements_that_is_not_complete_is_built_again(
     installer: str, wheels: Path, tmp_path: Path
 ) -> None:
