@@ -95,6 +95,8 @@ def _add_tree(digest: hashlib._Hash, place: Path) -> None:
         folders[:] = sorted(name for name in folders if not _MADE_BY_BUILDS.fullmatch(name))
         for name in sorted(files):
             path = Path(folder, name)
+            if not path.exists():
+                continue  # a link to nowhere, such as an editor puts beside a file that is open in it
             _add(digest, os.fsencode(path.relative_to(place)))
             _add_file(digest, path)
 

@@ -768,6 +768,13 @@ def test_the_key_does_not_change_with_what_a_build_leaves_behind(many: Path) -> 
     assert key(many) == before
 
 
+def test_the_key_does_not_change_with_a_link_to_nowhere(many: Path) -> None:
+    """With it Emacs says that somebody has a file open."""
+    before = key(many)
+    (many.parent / "own" / ".#code.py").symlink_to("somebody@host.123:456")
+    assert key(many) == before
+
+
 @pytest.mark.parametrize("change", [{"python": "/bin/sh"}, {"version": "3.11.8"}, {"platform": "linux-aarch64"}])
 def test_the_key_changes_with_the_interpreter_and_the_machine(many: Path, change: dict[str, str]) -> None:
     assert key(many, **change) != key(many)
