@@ -11,8 +11,8 @@ engine asks, and each ASK gets its ANSWER, in order:
     write   memory, offset, nbytes, from        copy to the device from a segment whose descriptor comes along
     close   memory                              let go of it
 
-*memory* is a number that the engine chooses. With the first question about it comes how it is opened: ``handle`` (hex) or
-``exported`` (its size), and then its descriptor, in front of that of a segment.
+*memory* is a number that the engine chooses. With all questions but the last comes how it is opened, if it is not yet:
+``handle`` (hex) or ``exported`` (its size), and then its descriptor, in front of that of a segment.
 """
 
 from __future__ import annotations

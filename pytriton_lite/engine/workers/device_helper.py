@@ -59,7 +59,7 @@ class _HelperProcess(_Process):
     def __init__(self, start: ModelStart, workers: WorkerSettings, spawner: Spawner, stack: ExitStack) -> None:
         super().__init__(start, workers, spawner, stack)
         self.known: dict[int, weakref.ref[DeviceSegment]] = {}
-        """Segments that it has been told how to open, by their numbers, until they are garbage."""
+        """Segments that it was asked about, by their numbers, until they are garbage."""
         self._numbers = itertools.count(1)
         self._asked: dict[int, _Question] = {}
         self._is_over = False
@@ -176,13 +176,14 @@ class DeviceHelper:
         try:
             process = await self._running()
             fds = [] if host is None else [host.fd]
+            # With every question: the one before, perhaps still under way, may have failed to open it.
+            if segment.handle:
+                arguments["handle"] = segment.handle.hex()
+            else:
+                arguments["exported"] = segment.nbytes
+                fds.insert(0, segment.fd)
             if segment.number not in process.known:
                 process.known[segment.number] = weakref.ref(segment, partial(self._on_garbage, process, segment.number))
-                if segment.handle:
-                    arguments["handle"] = segment.handle.hex()
-                else:
-                    arguments["exported"] = segment.nbytes
-                    fds.insert(0, segment.fd)
             answer = process.ask(operation, fds, (home, host), memory=segment.number, **arguments)
             try:
                 return await asyncio.wait_for(answer, self._answer_s)

@@ -204,6 +204,23 @@ def test_memory_that_a_helper_has_opened_again_is_closed_there_as_well() -> None
     run(test)
 
 
+def test_memory_that_cannot_be_opened_again_fails_its_own_questions_alone() -> None:
+    async def test() -> None:
+        device = PretendDevice(0)
+        memory, freed = ClientMemory(device, 64), ClientMemory(device, 64)
+        async with helpers() as made:
+            good, bad = await made.open(memory.handle, 0, 64), await made.open(freed.handle, 0, 64)
+            await kill(made)
+            freed.memory.close()
+            asked = [made.read(bad, 0, 4), made.read(bad, 0, 4), made.read(good, 0, 4), made.read(bad, 0, 4)]
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            assert [str(each) for each in found if isinstance(each, InferenceError)] == [
+                "a handle for CUDA device 0 (pretended) cannot be opened: it was freed"
+            ] * 3
+
+    run(test)
+
+
 def test_a_server_that_stops_answers_what_is_asked() -> None:
     async def test() -> None:
         memory = ClientMemory(PretendDevice(0), 64)
