@@ -223,7 +223,8 @@ class DeviceHelper:
     def _close_segment(self, process: _HelperProcess, number: int) -> None:
         process.known.pop(number, None)
         if process.is_alive:
-            process.ask("close", (), None, memory=number)
+            # Cancelled, for nobody waits for the answer: it may be that the helper has died.
+            process.ask("close", (), None, memory=number).cancel()
         self._leave_soon_if_idle()
 
     def _stay(self) -> None:

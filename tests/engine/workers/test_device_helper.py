@@ -204,6 +204,25 @@ def test_memory_that_a_helper_has_opened_again_is_closed_there_as_well() -> None
     run(test)
 
 
+def test_a_helper_that_dies_before_it_has_closed_memory_leaves_no_traceback() -> None:
+    async def test() -> None:
+        unexpected: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unexpected.append(context))
+        memory = ClientMemory(PretendDevice(0), 64)
+        async with helpers() as made:
+            segment: DeviceSegment | None = await made.open(memory.handle, 0, 64)
+            assert segment is not None
+            os.kill(made.pids[0], signal.SIGSTOP)
+            segment = None
+            gc.collect()
+            await asyncio.sleep(0)  # the turn of the loop in which the helper is told to close it
+            await kill(made)
+            gc.collect()
+            assert not unexpected
+
+    run(test)
+
+
 def test_memory_that_cannot_be_opened_again_fails_its_own_questions_alone() -> None:
     async def test() -> None:
         device = PretendDevice(0)
