@@ -127,9 +127,9 @@ class WorkerKeeper:
 
     def retire(self) -> None:
         """Finish what is here; a worker that dies is not replaced any more. `stop` must follow."""
+        if not self._is_retired and self._restart is not None and not self._restart.done():
+            self._restart.cancel()  # once: it is to end its worker then, and not to be kept from waiting for that
         self._is_retired = True
-        if self._restart is not None and not self._restart.done():
-            self._restart.cancel()
 
     async def stop(self, timeout_s: float | None) -> bool:
         """Finalize and end. Whether the worker ended by itself within *timeout_s*. May be called by several."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,7 +13,17 @@ from pytriton_lite.core.states import InstanceState
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.workers.fork_server import ShowsStacks, Spawned, Spawner, Spawners, WorkerExit
 from pytriton_lite.engine.workers.keeper import WorkerKeeper
-from tests.engine.version_kit import WAIT_S, World, kill, wait_until
+from tests.engine.version_kit import MODEL, WAIT_S, World, kill, wait_until
+
+WARM_UP = """
+    model_warmup {
+      name: "sample" batch_size: 1 inputs { key: "IN" value { data_type: TYPE_STRING dims: 1 zero_data: true } }
+    }
+"""
+GATED = MODEL.replace("if text.startswith(", "if (self.folder / 'gate').exists() or text.startswith(").replace(
+    "self.folder / text.split()[0]", "self.folder / (text or 'gate').split()[0]"
+)
+"""It waits in the executions of its warm-up, too, as soon as there is a gate."""
 
 
 class StopsAtFork:
@@ -95,3 +107,31 @@ def test_an_instance_that_is_stopped_ends_although_a_cancel_was_lost(tmp_path: P
         assert (keeper.state, keeps.asked) == (InstanceState.STOPPED, 1)
 
     with_a_model(tmp_path, scenario)
+
+
+def test_an_instance_that_is_stopped_twice_in_a_warm_up_has_ended_when_it_says_so(tmp_path: Path) -> None:
+    async def run() -> None:
+        unexpected: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unexpected.append(context))
+        async with World(tmp_path, started=True) as world:
+            model = await world.load(WARM_UP, code=GATED)
+            keeper, before = model.instances[0].keeper, len(model.events)
+            model.gate("gate")
+            await kill(model.instances[0])
+            await wait_until(lambda: len(model.events) == before + 2)  # initialize, and execute
+            assert keeper.worker is not None
+            (server,) = world._fork_servers._by_environment.values()
+            os.kill(server.pid, signal.SIGSTOP)  # so that the worker's end takes its time
+            try:
+                stops = [asyncio.ensure_future(keeper.stop(WAIT_S))]
+                await wait_until(lambda: bool(server._killing))
+                stops.append(asyncio.ensure_future(keeper.stop(WAIT_S)))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            await asyncio.gather(*stops)
+            assert (keeper.state, keeper.worker) == (InstanceState.STOPPED, None)
+        assert not unexpected
+
+    asyncio.run(run())
