@@ -145,7 +145,12 @@ class Outputs:
     def total(self, field: str) -> int | None:
         """The sum of the elements, a count of something."""
         found = self.numbers(field)
-        return None if found is None else int(found.sum())
+        if found is None:
+            return None
+        total = found.sum()
+        if not np.isfinite(total):  # a model may send real numbers where it has declared integers
+            raise self.wrong(f"the output for '{field}' has {total}, expected a count")
+        return int(total)
 
     def wrong(self, text: str) -> InferenceError:
         """An error about what the model has answered."""

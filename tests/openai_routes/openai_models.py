@@ -204,6 +204,34 @@ MIRROR_CONFIG = """
     parameters { key: "OPENAI_DEFAULTS" value { string_value: "temperature=0.25, max_tokens=77" } }
 """
 
+COUNTER = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        '''Has written as many tokens as the prompt says, a real number.'''
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            count = float(pb_utils.get_input_tensor_by_name(request, "prompt").as_numpy()[0])
+            return pb_utils.InferenceResponse([
+                pb_utils.Tensor("text", np.array([b"fine"], np.object_)),
+                pb_utils.Tensor("prompt_tokens", np.array([1], np.int32)),
+                pb_utils.Tensor("completion_tokens", np.array([count], np.float32)),
+            ])
+"""
+COUNTER_CONFIG = """
+    backend: "python"
+    input [ { name: "prompt" data_type: TYPE_STRING dims: [ 1 ] } ]
+    output [
+      { name: "text" data_type: TYPE_STRING dims: [ 1 ] },
+      { name: "prompt_tokens" data_type: TYPE_INT32 dims: [ 1 ] },
+      { name: "completion_tokens" data_type: TYPE_INT32 dims: [ 1 ] }
+    ]
+    parameters { key: "OPENAI" value { string_value: "completion" } }
+"""
+
 ENDLESS = """
     import threading
     import time
@@ -477,6 +505,7 @@ def write_openai_models(repository: Path) -> None:
     counts = '{ name: "logprobs" data_type: TYPE_INT32'
     write_model(repository, "yes_or_no", AGENT, AGENT_CONFIG.replace(counts, counts.replace("INT32", "BOOL")))
     write_model(repository, "mirror", MIRROR, MIRROR_CONFIG)
+    write_model(repository, "counter", COUNTER, COUNTER_CONFIG)
     write_model(repository, "endless", ENDLESS, ENDLESS_CONFIG)
     write_model(repository, "filler", FILLER, FILLER_CONFIG)
     write_model(repository, "ensemble", config=ENSEMBLE_CONFIG)

@@ -613,6 +613,17 @@ def test_what_the_model_says_is_wrong_has_its_own_status(server: RunningServer) 
         assert (reply.status, reply.json["error"]["message"]) == (400, "this prompt fails")
 
 
+@pytest.mark.parametrize("count", ["nan", "inf"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_count_of_tokens_that_is_no_number_is_the_models_mistake(
+    server: RunningServer, count: str, stream: bool
+) -> None:
+    reply = complete(server, "counter", count, stream=stream)
+    text = f"model 'counter': the output for 'completion_tokens' has {count}, expected a count"
+    assert (reply.status, reply.json["error"]["message"]) == (500, text)
+    assert complete(server, "counter", "3").json["usage"]["completion_tokens"] == 3
+
+
 def test_an_error_in_the_middle_of_a_stream_is_its_last_event(server: RunningServer) -> None:
     first, second, error = events(complete(server, prompt="a b break c", stream=True))
     assert text_of([first, second]) == "a b"
