@@ -102,7 +102,8 @@ class LocalCopy:
         gone = [path for path in copied.identities if path not in remote.files]
         if not contents and not gone and copied.directories == remote.directories:
             return False
-        newest_ns = max((path.stat().st_mtime_ns for path in model.rglob("*") if path.is_file()), default=0)
+        # Of folders as well: the clock may have been ahead when they were made, and put back since.
+        newest_ns = max(path.stat().st_mtime_ns for path in (model, *model.rglob("*")))
         # What cannot be done for want of space is found before any file is touched.
         staged: dict[str, Path] = {}
         try:
@@ -118,6 +119,9 @@ class LocalCopy:
                     shutil.rmtree(model / path)
             for path, new in staged.items():
                 new.replace(model / path)
+            for path in (*contents, *gone, *(copied.directories ^ remote.directories)):
+                if (model / path).parent.is_dir():
+                    _make_newer((model / path).parent, newest_ns)
         finally:
             for new in staged.values():
                 new.unlink(missing_ok=True)
@@ -176,7 +180,12 @@ def _take(content: Path, path: Path, newest_ns: int) -> None:
         return
     shutil.copyfile(content, path)
     os.utime(path)
-    if path.stat().st_mtime_ns <= newest_ns:  # within one tick of the file system's clock
+    _make_newer(path, newest_ns)
+
+
+def _make_newer(path: Path, newest_ns: int) -> None:
+    """Give *path* a time after *newest_ns* where it has none: within one tick of the clock, or after one that was put back."""
+    if path.stat().st_mtime_ns <= newest_ns:
         os.utime(path, ns=(newest_ns + 1, newest_ns + 1))
 
 

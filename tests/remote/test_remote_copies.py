@@ -9,6 +9,7 @@ import socket
 import ssl
 import tarfile
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -176,6 +177,31 @@ def test_going_back_to_an_earlier_content_is_a_change_too(s3: S3, prefix: str, o
         one.refresh()
         assert times(root(one, url), "a").version_ns[1] > before.version_ns[1]
         assert tree(root(one, url))["a/1/model.py"] == text
+
+
+def test_changes_have_new_times_also_when_the_clock_was_put_back(s3: S3, prefix: str, open_remote: Open) -> None:
+    """The copy was made while it was ahead: its folders have times that are still to come."""
+    for path in ("m/1/model.py", "m/1/w.txt", "m/2/model.py", "m/config.pbtxt"):
+        s3.put(f"{prefix}/{path}", "before")
+    remote = open_remote(s3.url(prefix))
+    path = root(remote, s3.url(prefix))
+    remote.refresh()
+    later = time.time_ns() + 3600 * 10**9
+    for folder in (path / "m", path / "m/1", path / "m/2"):
+        os.utime(folder, ns=(later, later))
+    first = times(path, "m")
+    s3.put(f"{prefix}/m/1/model.py", "after")
+    remote.refresh()
+    changed = times(path, "m")
+    assert changed.model_ns > first.model_ns
+    assert changed.version_ns[1] > first.version_ns[1] and changed.version_ns[2] == first.version_ns[2]
+    s3.delete(f"{prefix}/m/1/w.txt")
+    remote.refresh()
+    deleted = times(path, "m")
+    assert deleted.model_ns > changed.model_ns and deleted.version_ns[1] > changed.version_ns[1]
+    s3.delete(f"{prefix}/m/2/model.py")
+    remote.refresh()
+    assert times(path, "m").model_ns > deleted.model_ns
 
 
 def test_a_second_server_and_the_next_one_find_the_files_in_the_cache(
