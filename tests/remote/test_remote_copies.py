@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import resource
 import socket
 import ssl
 import tarfile
@@ -899,6 +900,27 @@ def test_what_is_no_file_or_leads_elsewhere_in_an_archive_is_refused(
         "'a/link' in the archive is a link",
         "File is not a zip file",
     ]
+
+
+def test_of_an_archive_that_does_not_fit_on_the_disk_nothing_stays(
+    web: WebServer, tmp_path: Path, open_remote: Open
+) -> None:
+    """The process may write files up to a size alone, in place of a disk that is full."""
+    write_tar(tmp_path / "www/m.tar", {"a/1/model.py": "code a", "a/1/weights.bin": "w" * 100_000})
+    write_zip(tmp_path / "www/m.zip", {"b/1/model.py": "code b", "b/1/weights.bin": "w" * 100_000})
+    urls = [f"{web.url}/m.tar", f"{web.url}/m.zip"]
+    remote = open_remote(*urls)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        result = remote.refresh()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [text.partition("': ")[2] for text in result.repositories] == ["[Errno 27] File too large"] * 2
+    for url in urls:
+        assert list((root(remote, url).parent / "staging").iterdir()) == []
+    assert remote.refresh() == Refreshed()
+    assert [os.listdir(root(remote, url)) for url in urls] == [["a"], ["b"]]
 
 
 def test_a_name_in_an_archive_need_not_be_utf_8(web: WebServer, tmp_path: Path, open_remote: Open) -> None:

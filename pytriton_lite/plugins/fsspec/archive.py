@@ -64,14 +64,23 @@ class WebArchive(FilesystemSource):
         self._identity = ""
         self._folder.mkdir()
         packed = self._folder / "packed"
-        super().fetch(archive, packed, self._is_closing)
+        try:
+            super().fetch(archive, packed, self._is_closing)
+            with self.told():
+                return self._read(packed)
+        except BaseException:
+            # Others need the space: of an archive that does not fit on the disk all would stay that does.
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        finally:
+            packed.unlink(missing_ok=True)
+
+    def _read(self, packed: Path) -> dict[str, RemoteModel]:
         models: dict[str, RemoteModel] = {}
-        with self.told():
-            members = _zip_members(packed) if self._url.path.endswith(".zip") else _tar_members(packed)
-            for number, (path, opened) in enumerate(members):
-                file = None if opened is None else _write(opened, self._folder / str(number), self._is_closing)
-                add_file(models, path.removeprefix("./"), file)
-        packed.unlink()
+        members = _zip_members(packed) if self._url.path.endswith(".zip") else _tar_members(packed)
+        for number, (path, opened) in enumerate(members):
+            file = None if opened is None else _write(opened, self._folder / str(number), self._is_closing)
+            add_file(models, path.removeprefix("./"), file)
         return models
 
 
