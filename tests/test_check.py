@@ -700,6 +700,20 @@ def test_a_repository_that_is_none(tmp_path: Path) -> None:
     ]
 
 
+def test_a_repository_and_a_configuration_that_cannot_be_looked_at_keep_nothing_else_from_being_checked(
+    tmp_path: Path,
+) -> None:
+    long = "n" * 300
+    write_model(tmp_path / "models", "a", CODE, MODEL)
+    (tmp_path / "models" / "a" / "configs").mkdir()
+    write_model(tmp_path / "models", "b", CODE, MODEL + "foo: 1")
+    assert said(check(tmp_path / long, tmp_path / "models", rules=Rules(config_name=long))) == [
+        f"failed to stat file {tmp_path}/{long}: File name too long",
+        f"failed to look at {tmp_path}/models/a/configs/{long}.pbtxt: File name too long",
+        'Message type "inference.ModelConfig" has no field named "foo".',
+    ]
+
+
 def test_a_path_that_is_misspelt_is_taken_for_a_repository_alone(tmp_path: Path) -> None:
     """A folder with a name like it may be anything, of source code for instance."""
     write_model(tmp_path / "mine" / "models", "a", CODE, MODEL)

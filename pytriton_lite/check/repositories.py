@@ -183,8 +183,13 @@ def _check_root(root: Path, *, is_empty: bool) -> Iterator[Finding]:
 
 
 def _check_alone(directory: ModelDirectory, rules: Rules) -> _Model:
-    model = _Model(directory, config_path(directory.path, rules.config_name))
+    model = _Model(directory, directory.path)
     _add_notices(model, directory.notices)
+    try:
+        model.file = config_path(directory.path, rules.config_name)
+    except OSError as failure:
+        model.add(cannot_look(failure))
+        return model
     text = _read_text(model, rules)
     if text is None:
         return model

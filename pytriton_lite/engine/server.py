@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -443,7 +444,7 @@ class Server:
     def _directory_of(self, model: str) -> Path | None:
         """Where *model*, the text of an id, lies; None where it lies nowhere, or in several places."""
         name = model.rpartition("::")[2]
-        found = [root / name for root in self._options.repositories if (root / name).is_dir()]
+        found = [root / name for root in self._options.repositories if os.path.isdir(root / name)]
         return found[0] if len(found) == 1 else None
 
     def backend_table(self) -> list[tuple[str, str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,12 +81,10 @@ def check_repositories(roots: Sequence[Path]) -> None:
     """Raises InferenceError(INTERNAL) for the first root that is no readable directory."""
     for root in roots:
         try:
-            is_there = root.exists()
-        except OSError as error:  # a folder above it may not be entered, say
-            raise InferenceError(ErrorCode.INTERNAL, f"failed to stat file {root}: {error.strerror}") from None
-        if not is_there:
-            raise InferenceError(ErrorCode.INTERNAL, f"failed to stat file {root}")
-        if not root.is_dir():
+            is_directory = stat.S_ISDIR(os.stat(root).st_mode)
+        except OSError as error:
+            raise InferenceError(ErrorCode.INTERNAL, f"failed to stat file {root}{_reason(error)}") from None
+        if not is_directory:
             raise InferenceError(ErrorCode.INTERNAL, f"repository path is not a valid directory: {root}")
         try:
             _directories(root)
@@ -193,9 +192,12 @@ def _read(root: Path, name: str, *, namespaces: Mapping[Path, str] | None) -> Mo
 
 
 def _cannot_open(root: Path, error: OSError) -> str:
-    # Triton does not say why; where the directory is not there, that is clear enough.
-    reason = "" if isinstance(error, FileNotFoundError) else f": {error.strerror}"
-    return f"failed to open directory {root}{reason}"
+    return f"failed to open directory {root}{_reason(error)}"
+
+
+def _reason(error: OSError) -> str:
+    """Triton does not say why; where the directory is not there, that is clear enough."""
+    return "" if isinstance(error, FileNotFoundError) else f": {error.strerror}"
 
 
 def _versions(model_dir: Path, notices: list[Notice]) -> Iterator[int]:

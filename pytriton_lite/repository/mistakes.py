@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pytriton_lite.repository.index import is_version
@@ -25,12 +26,15 @@ def is_model_folder(directory: Path) -> bool:
 
 
 def advice_on_repository(root: Path) -> str:
-    """What to serve in place of *root*; "" where it looks like a repository, or where nobody may look."""
+    """What to serve in place of *root*; "" where it looks like a repository, or cannot be looked at."""
     try:
-        is_there = root.exists()
+        return _advice_on_repository(root)
     except OSError:
         return ""
-    if not is_there:
+
+
+def _advice_on_repository(root: Path) -> str:
+    if not root.exists():
         parent = next(parent for parent in root.parents if parent.exists())
         first, *rest = root.relative_to(parent).parts
         names = [entry.name for entry in _directories(parent)]
@@ -54,7 +58,7 @@ def advice_on_model(directory: Path) -> str:
     """What is wrong with the place of a model that has no version; "" where nothing can be seen."""
     if is_version(directory.name) and is_model_folder(directory.parent):
         return advice_on_repository(directory.parent)
-    if (directory / _MODEL).is_file():
+    if os.path.isfile(directory / _MODEL):
         return f"a version is a directory with a number: move {_MODEL} into {directory / '1'}"
     return ""
 

@@ -252,6 +252,32 @@ def test_a_model_without_configuration_whose_version_may_not_be_entered_is_check
     assert f"{folder}/1: error: failed to open directory {folder}/1: Permission denied" in found
 
 
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="nothing takes root's privileges away")
+@pytest.mark.parametrize("shut", ["", "models"], ids=["a directory above it", "the repository"])
+def test_a_repository_that_may_not_be_entered_is_named_and_ends_no_server_that_goes_on(
+    tmp_path: Path, shut: str
+) -> None:
+    """One that may be read and not entered has names of models, and nothing more."""
+    repository = tmp_path / "above" / "models"
+    write_model(repository, "double", CODE, CONFIG)
+    write_model(tmp_path / "open", "wrong", CODE, CONFIG + "instance_groups [{ count: 2 }]\n")
+    unprivileged = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
+    python = (*unprivileged, sys.executable)
+    (tmp_path / "above" / shut).chmod(0o644)
+    try:
+        with RunningServer(repository, flags=("--exit-on-error=false",), python=python) as server:
+            server.wait_for_log("Serving no model")
+            server.wait_for_log(r"Permission denied|model not found in any model repository")
+            log = server.log
+        command = [*python, "-m", "pytriton_lite", "check", str(repository), str(tmp_path / "open")]
+        found = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60).stdout
+    finally:
+        (tmp_path / "above" / shut).chmod(0o755)
+    assert "Traceback" not in log
+    assert "Permission denied" in found
+    assert 'no field named "instance_groups"' in found
+
+
 def test_of_many_models_that_are_not_loaded_eight_are_named_and_the_others_counted(tmp_path: Path) -> None:
     for number in range(10):
         write_model(tmp_path, f"m{number}", CODE, "nonsense")

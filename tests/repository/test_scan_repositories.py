@@ -214,6 +214,7 @@ def test_a_root_that_cannot_be_read_is_named_beside_what_the_others_have(tmp_pat
     [
         pytest.param("nope", "failed to stat file {}", id="row 10"),
         ("file", "repository path is not a valid directory: {}"),
+        ("n" * 300, "failed to stat file {}: File name too long"),
     ],
 )
 def test_a_start_needs_every_root(tmp_path: Path, name: str, text: str) -> None:
