@@ -9,6 +9,9 @@ from pytriton_lite.worker import request_ids
 from pytriton_lite.worker.mailbox import Outbox
 from pytriton_lite.worker.process import Host
 
+_LONGEST_LINE = 1 << 18
+"""Characters. A longer one is handed on in pieces, as printed ones are: to write it would stop the server."""
+
 
 class ServerLog:
     """Sends lines of the levels that the server wants. Any thread, also in a destructor."""
@@ -29,7 +32,9 @@ class ServerLog:
             Host().log(level, name, line, text)
             return
         about = request_ids.current() if request_id is None else request_id
-        self._outbox.post(messages.log_frame(level, name, line, text, about))
+        for begin in range(0, len(text) or 1, _LONGEST_LINE):
+            piece = text[begin : begin + _LONGEST_LINE]
+            self._outbox.post(messages.log_frame(level, name, line, piece, about))
 
     def say(self, level: int, text: str, request_id: str | None = None) -> None:
         """A line of the worker's own about the model."""

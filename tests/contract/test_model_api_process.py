@@ -207,6 +207,14 @@ def test_log_lines_have_their_level_and_the_callers_line(server: RunningServer) 
 VERBOSE = "pb_utils.Logger.log_verbose('chatter')\npb_utils.Logger.log_info('after it')\nanswer(0)"
 
 
+def test_a_line_of_any_length_is_written_in_pieces(server: RunningServer) -> None:
+    code = "pb_utils.Logger.log_info('a' * 262_144 + 'b' * 262_144 + 'the rest')\npb_utils.Logger.log_info('')\n"
+    answer(server, code + "answer(0)")
+    server.wait_for_log(
+        r'script:1\] "a{262144}".*\n.*script:1\] "b{262144}".*\n.*script:1\] "the rest".*\n.*script:2\] ""'
+    )
+
+
 def test_verbose_lines_are_not_in_the_log_by_default(server: RunningServer) -> None:
     """model_api.md row 134."""
     answer(server, VERBOSE)

@@ -49,6 +49,9 @@ _EXIT_GRACE_S = 0.5
 _LINES_IN_A_TURN = 16
 """Lines of pb_utils.Logger that are written in a turn of the loop, 50 µs and more each. One read may bring a thousand."""
 
+_LINE_BYTES = 1024
+"""So many bytes of a line take as long, and count as another."""
+
 _END_S = 5.0
 """How long a process may take beyond `ModelStart.background_s`, when it is to end by itself."""
 
@@ -325,7 +328,7 @@ class _Process:
                 kind, body = self._frames.popleft()
                 self._on_frame(kind, body)
                 if kind == Kind.LOG:
-                    most_lines -= 1
+                    most_lines -= 1 + len(body) // _LINE_BYTES
         except Exception as error:
             # Whatever it is, this worker's requests must end: they do when it dies. A ProtocolError is its own doing.
             trace = None if isinstance(error, ProtocolError) else error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from pytriton_lite.ipc.messages import Kind, hello_frame, log_frame
 from tests.engine.starts import settings_of, start_of
 
 MANY = [str(number) for number in range(100)]
+LONG = [number.ljust(8000) for number in MANY[:10]]
 TURN = "-"
 """Stands among the lines for a turn of the loop in which others had theirs."""
 END = "what came behind the lines"
@@ -64,8 +65,8 @@ def heard() -> Any:
     logger.removeHandler(handler)
 
 
-def log_all_at_once(heard: Heard, then: Callable[[_Process], None]) -> None:
-    """Have a process log `MANY` lines and ask something in one write, and call *then* at the second turn of the loop."""
+def log_all_at_once(heard: Heard, then: Callable[[_Process], None], lines: Sequence[str] = MANY) -> None:
+    """Have a process log *lines* and ask something in one write, and call *then* at the second turn of the loop."""
 
     async def log() -> None:
         with ExitStack() as stack:
@@ -75,8 +76,8 @@ def log_all_at_once(heard: Heard, then: Callable[[_Process], None]) -> None:
             process._on_early = heard.hear_early
             process._channel.setblocking(False)
             process._start_reading()
-            lines = [log_frame(0, "model.py", 1, text) for text in MANY]
-            process._their_channel.sendall(b"".join([hello_frame(1), *lines, frame(Kind.ASK, [])]))
+            frames = [log_frame(0, "model.py", 1, text) for text in lines]
+            process._their_channel.sendall(b"".join([hello_frame(1), *frames, frame(Kind.ASK, [])]))
             heard.tick()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -90,6 +91,12 @@ def test_lines_are_written_a_few_in_each_turn_of_the_loop_before_what_came_behin
     log_all_at_once(heard, then=lambda process: None)
     assert heard.but_turns == [*MANY, END]
     assert heard.most_in_a_turn == 16
+
+
+def test_a_long_line_counts_as_many(heard: Heard) -> None:
+    log_all_at_once(heard, then=lambda process: None, lines=LONG)
+    assert heard.but_turns == [*LONG, END]
+    assert heard.most_in_a_turn == 2
 
 
 def take_now(process: _Process) -> None:
