@@ -158,7 +158,8 @@ class CudaDevice:
         self._stream = 0
         self._granularity = 0
         self._host_bytes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        """Held again by what the collector ends meanwhile: memory that a model had in a circle closes its handle then."""
         self._opened: dict[bytes, _Opened] = {}
         """Handles that are open, and how often: the driver opens none twice in one process before CUDA 11.5."""
 
@@ -228,7 +229,7 @@ class CudaDevice:
     def open_handle(self, handle: bytes) -> DeviceMemory:
         with self._lock, self._current() as call:
             opened = self._opened.get(handle)
-            if opened is None:
+            if opened is None or not opened.users:  # its last user has just been collected
                 raw, pointer = _IpcHandle(), ctypes.c_uint64()
                 ctypes.memmove(ctypes.addressof(raw), handle, HANDLE_BYTES)
                 call("cuIpcOpenMemHandle_v2", ctypes.byref(pointer), raw, ctypes.c_uint(_LAZY_PEER_ACCESS))

@@ -241,3 +241,38 @@ def test_structures_are_laid_out_as_in_cuda_h() -> None:
     )
     assert ctypes.sizeof(cuda._AccessDescription) == 12
     assert ctypes.sizeof(cuda._IpcHandle) == devices.HANDLE_BYTES
+
+
+def test_memory_that_is_collected_while_other_memory_is_opened_keeps_nobody_waiting() -> None:
+    done = in_another_process(
+        """
+        import ctypes
+        import gc
+        from pytriton_lite.ipc import cuda
+
+        class Driver:
+            def __getattr__(self, name):
+                return lambda *_: 0
+
+            def cuIpcOpenMemHandle_v2(self, pointer, handle, flags):
+                pointer._obj.value = 4096
+                return 0
+
+        ctypes.CDLL = lambda name: Driver()
+        device = cuda.CudaDevice(0)
+        handles = [bytes([number]) * 64 for number in range(40)]
+        for number, handle in enumerate(handles[1:]):  # the collector comes at another place each time
+            gc.disable()
+            gc.collect()
+            circle = [device.open_handle(handles[0])]
+            circle.append(circle)
+            del circle
+            gc.set_threshold(number)
+            gc.enable()
+            memory = device.open_handle(handle)
+        gc.set_threshold(700)
+        gc.collect()
+        print(len(device._opened))
+        """
+    )
+    assert done.stdout == "1\n", done.stderr
