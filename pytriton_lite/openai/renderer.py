@@ -82,6 +82,8 @@ def _compiled(template: str, with_tools: str, tokens: Json) -> Callable[[Json], 
             "chat templates need Jinja2, which is not installed: pip install 'pytriton-lite[openai]'"
         ) from None
 
+    _bound_memory()  # before a template is compiled: Jinja2 works out then what is constant in it, and that may be of any size
+
     class Generation(jinja2.ext.Extension):
         """``{% generation %}`` around what the model wrote, which trainers look for; a prompt has what is in it."""
 
@@ -103,6 +105,8 @@ def _compiled(template: str, with_tools: str, tokens: Json) -> Callable[[Json], 
         compiled, for_tools = environment.from_string(template), environment.from_string(with_tools)
     except jinja2.TemplateSyntaxError as error:
         raise _Raised(f"the chat template is none: line {error.lineno}: {error.message}") from None
+    except MemoryError:
+        raise _Raised("the chat template takes too much memory") from None
     given = {**_ALWAYS_THERE, **tokens}
     return lambda values: (for_tools if values.get("tools") else compiled).generate({**given, **values})
 
@@ -135,10 +139,13 @@ def _rendered(render: Callable[[Json], Iterator[str]], job: Json) -> Json:
         return {"failed": f"{type(error).__name__}: {error}"[:1000]}
 
 
-def _bound() -> None:
-    """Limit this process to what rendering takes."""
+def _bound_memory() -> None:
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+
+
+def _bound() -> None:
+    """Limit this process, whose memory is bound, to what rendering takes."""
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     datetime.now().strftime("%c")  # reads the locale and the time zone, once

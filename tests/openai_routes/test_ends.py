@@ -184,6 +184,20 @@ def test_no_process_is_started_behind_the_end() -> None:
     in_loop(scenario)
 
 
+def test_what_is_constant_in_a_template_takes_no_more_memory_than_a_rendering() -> None:
+    async def scenario() -> None:
+        templates = Templates()
+        served = version(1)
+        # Twice that is more than the process may have.
+        served.config.chat_template = ChatTemplate("{{ 'x' * 700000000 }}", {})
+        with pytest.raises(InferenceError, match="model 'm': the chat template takes too much memory"):
+            await templates.render(served, b"{}")
+        assert await templates.render(version(2), b'{"x": 3}') == "2: 3"
+        await templates.close()
+
+    in_loop(scenario)
+
+
 # Tool calls ---------------------------------------------------------------------------------------------------------
 
 
