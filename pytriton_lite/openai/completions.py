@@ -44,6 +44,9 @@ def _read(exchange: Exchange, members: Members, values: Values) -> tuple[Samplin
         refuse_value("prompt", text)
     if echo:
         exchange.check_repeated(sum(map(bytes_of, prompts)) * sampling.count, "in all choices with 'echo'")
+    if len(prompts) > 1:
+        others = values.bytes_of_row({"prompt", "prompt_tokens"})
+        exchange.check_repeated(others * len(prompts), "beside its prompts, for all of them")
     heads = [str(prompt) if echo else "" for prompt in prompts for _ in range(sampling.count)]
     return sampling, _requests(exchange, values, sampling, prompts), heads
 

@@ -146,6 +146,14 @@ def test_an_echo_in_so_many_choices_that_it_is_too_long_is_refused(server: Runni
     assert (reply.status, reply.json["error"]["code"]) == (413, "request_too_large")
 
 
+def test_a_suffix_that_is_too_long_for_so_many_prompts_is_refused(server: RunningServer) -> None:
+    suffix = "x" * (1 << 20)
+    reply = complete(server, "filler", ["a"] * 100, suffix=suffix)
+    assert reply.status == 413 and "bytes beside its prompts, for all of them" in reply.json["error"]["message"]
+    choices = complete(server, "filler", ["a", "b"], suffix=suffix).json["choices"]
+    assert [choice["text"] for choice in choices] == ["one two" + suffix] * 2
+
+
 def test_each_choice_and_its_stream_begin_with_the_echo_of_their_own_prompt(server: RunningServer) -> None:
     members = {"prompt": ["P", "QQ"], "n": 2, "echo": True}
     heads = ["P", "P", "QQ", "QQ"]
