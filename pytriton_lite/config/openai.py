@@ -152,7 +152,7 @@ OPENAI_DEFAULTS: Mapping[str, DefaultValue] = {
 """What a required input is given where neither client nor configuration says a value: what OpenAI's API takes then, and what
 changes nothing."""
 _ALWAYS_GIVEN = frozenset({"messages", "prompt", "input", "query", "document", "audio", "sample_rate", "seed"})
-"""Fields that every request has a value for, where it needs one."""
+"""Fields that every request has a value for, where it needs one; ``sample_rate`` where ``audio`` is samples, and no file."""
 _DEFAULTS_OF = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
                 "repetition_penalty", "language")  # fmt: skip
 """Fields that OPENAI_DEFAULTS may name."""
@@ -370,12 +370,18 @@ class _Reading:
                     f"[ {', '.join(map(str, tensors[tensor].dims))} ]",
                 )  # fmt: skip
 
+    def _datatype(self, field: str) -> DataType | None:
+        """That of the input for *field*; None where there is no such input."""
+        tensor = self._input_tensors.get(self.inputs.get(field, ""))
+        return None if tensor is None else dtypes.BY_NUMBER.get(tensor.data_type)
+
     def _unfilled(self) -> Iterator[BrokenRule]:
         """Required inputs that no field is for, or whose field a request may leave out."""
         fields = {tensor: name for name, tensor in self.inputs.items()}
         for tensor in self._message.input:
             name = fields.get(tensor.name)
-            if tensor.optional or name in _ALWAYS_GIVEN or name in self.defaults or name in OPENAI_DEFAULTS:
+            is_given = name in _ALWAYS_GIVEN and not (name == "sample_rate" and self._datatype("audio") is dtypes.BYTES)
+            if tensor.optional or is_given or name in self.defaults or name in OPENAI_DEFAULTS:
                 continue
             if name == "prompt_tokens" and self.tasks == [Task.COMPLETION] and "prompt" not in self.inputs:
                 continue  # prompts that are texts are refused

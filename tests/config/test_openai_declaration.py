@@ -99,6 +99,10 @@ def test_a_model_without_the_parameter_declares_nothing() -> None:
         (config({**TEXTS[0], "X": "TYPE_FP32"}, TEXTS[1], OPENAI="completion"), "'X' is required, and no field is for it"),
         (config({**TEXTS[0], "top_k": "TYPE_INT32"}, TEXTS[1], OPENAI="completion"), "give it a value in OPENAI_DEFAULTS"),
         (config({**TEXTS[0], "suffix": "TYPE_STRING"}, TEXTS[1], OPENAI="completion"), "'suffix' out: make it optional"),
+        (
+            config({"file": "TYPE_STRING", "sample_rate": "TYPE_INT32"}, TEXTS[1], OPENAI="transcription"),
+            "input 'sample_rate' is required, and a request may leave 'sample_rate' out: make it optional",
+        ),
         (config(*TEXTS, OPENAI="completion", OPENAI_DEFAULTS="max_tokens=many"), "'max_tokens': expected a whole number"),
         (config(*TEXTS, OPENAI="completion", OPENAI_DEFAULTS="temperature=nan"), "'temperature': expected a number"),
         (config(*TEXTS, OPENAI="completion", OPENAI_DEFAULTS="prompt=x"), "expected <field>=<value> with a field of"),
@@ -123,6 +127,13 @@ def test_a_required_input_with_a_default_is_filled() -> None:
         broken(config({**TEXTS[0], "temperature": "TYPE_FP32", "seed": "TYPE_INT64"}, TEXTS[1], OPENAI="completion"))
         == []
     )
+
+
+def test_the_rate_of_samples_may_be_required_and_that_of_a_file_may_be_asked_for() -> None:
+    samples = {"audio": "TYPE_FP32 -1", "sample_rate": "TYPE_INT32"}
+    assert broken(config(samples, TEXTS[1], OPENAI="transcription")) == []
+    file = {"audio": "TYPE_STRING", "sample_rate": "TYPE_INT32"}
+    assert broken(config(file, TEXTS[1], optional=("sample_rate",), OPENAI="transcription")) == []
 
 
 def test_tokens_may_be_required_where_every_prompt_has_to_be_some() -> None:
