@@ -902,6 +902,24 @@ def test_what_is_no_file_or_leads_elsewhere_in_an_archive_is_refused(
     ]
 
 
+def test_an_archive_that_cannot_be_unpacked_is_fetched_once(web: WebServer, tmp_path: Path, open_remote: Open) -> None:
+    www = tmp_path / "www"
+    write_zip(www / "m.zip", {"a/1/model.py": "code a"})
+    write_zip(www / "whole.zip", {"a/1/model.py": "changed a"})
+    remote = open_remote(f"{web.url}/m.zip")
+    remote.refresh()
+    (www / "m.zip").write_bytes((www / "whole.zip").read_bytes()[:-8])
+    web.requests.clear()
+    told = [*remote.refresh().repositories, *remote.show(), *remote.refresh().repositories]
+    assert told == [f"failed to poll model repository '{web.url}/m.zip': File is not a zip file"] * 3
+    assert [method for method, path, _ in web.requests if method == "GET"] == ["GET"]
+    path = root(remote, f"{web.url}/m.zip")
+    assert (path / "a/1/model.py").read_text() == "code a"
+    (www / "whole.zip").rename(www / "m.zip")
+    assert remote.refresh() == Refreshed()
+    assert (path / "a/1/model.py").read_text() == "changed a"
+
+
 def test_of_an_archive_that_does_not_fit_on_the_disk_nothing_stays(
     web: WebServer, tmp_path: Path, open_remote: Open
 ) -> None:

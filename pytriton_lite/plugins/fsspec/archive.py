@@ -28,6 +28,10 @@ Member = tuple[str, IO[bytes] | None]
 """The path of a file, and the file; None for a directory, whose path ends with a slash."""
 
 
+class _Broken(SourceError):
+    """The archive itself is to blame, and is no better when it is fetched once more."""
+
+
 class WebArchive(FilesystemSource):
     """Keeps what the archive held unpacked in a folder of its own in *folder*, until there is another one."""
 
@@ -40,6 +44,8 @@ class WebArchive(FilesystemSource):
         self._folder = folder / "archive"
         self._identity = ""
         self._models: dict[str, RemoteModel] = {}
+        self._broken: tuple[str, str] | None = None
+        """The identity of an archive that cannot be unpacked, and why."""
 
     def names(self) -> list[str]:
         return sorted(self.models())
@@ -48,9 +54,15 @@ class WebArchive(FilesystemSource):
         with self.told():
             info = self.info(self._address)
         identity = identity_of(info)
+        if self._broken is not None and self._broken[0] == identity:
+            raise SourceError(self._broken[1])
         if identity != self._identity:
             archive = RemoteFile(self._address, identity, info.get("size"))
-            self._models, self._identity = self._unpack(archive), identity
+            try:
+                self._models, self._identity = self._unpack(archive), identity
+            except _Broken as error:
+                self._broken = (identity, str(error))
+                raise
         return self._models
 
     def model(self, name: str) -> RemoteModel | None:
@@ -78,9 +90,14 @@ class WebArchive(FilesystemSource):
     def _read(self, packed: Path) -> dict[str, RemoteModel]:
         models: dict[str, RemoteModel] = {}
         members = _zip_members(packed) if self._url.path.endswith(".zip") else _tar_members(packed)
-        for number, (path, opened) in enumerate(members):
-            file = None if opened is None else _write(opened, self._folder / str(number), self._is_closing)
-            add_file(models, path.removeprefix("./"), file)
+        try:
+            for number, (path, opened) in enumerate(members):
+                file = None if opened is None else _write(opened, self._folder / str(number), self._is_closing)
+                add_file(models, path.removeprefix("./"), file)
+        except (OSError, MemoryError, Closing):  # of this machine, and of this moment
+            raise
+        except Exception as error:
+            raise _Broken(" ".join(str(error).split()) or type(error).__name__) from None
         return models
 
 
