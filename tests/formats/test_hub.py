@@ -35,13 +35,17 @@ output { name: "OUT" data_type: TYPE_INT32 dims: 1 }
 
 
 class Hub:
-    """What of the Hub's API is used: the files of a commit, and each of them. Repositories by id, commits by revision."""
+    """What of the Hub's API is used: the files of a commit, and each of them. Repositories by id, commits by revision.
+
+    ``says_blobs``: it tells what the contents of small files are, which a mirror need not.
+    """
 
     def __init__(self) -> None:
         self.repositories: dict[str, dict[str, dict[str, bytes]]] = {}
         self.gated: set[str] = set()
         self.fetched: list[str] = []
         self.tokens: set[tuple[str, str]] = set()
+        self.says_blobs = True
         self.url = ""
 
     def put(self, name: str, files: dict[str, str], revision: str = "main") -> None:
@@ -63,7 +67,7 @@ class Hub:
                 {
                     "rfilename": each,
                     "size": len(content),
-                    "blobId": hashlib.sha1(content).hexdigest(),
+                    **({"blobId": hashlib.sha1(content).hexdigest()} if self.says_blobs else {}),
                     **(
                         {"lfs": {"sha256": _sha256(content), "size": len(content), "pointerSize": 1}}
                         if _is_large(each)
@@ -209,6 +213,28 @@ def test_what_cannot_be_read_is_told(hub: Hub, tmp_path: Path, url: str, text: s
     with pytest.raises(SourceError) as refused:
         source(hub, url, tmp_path).models()  # type: ignore[attr-defined]
     assert str(refused.value) == text
+
+
+def test_files_are_fetched_with_the_client_that_transformers_4_needs(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no ``tqdm_class``."""
+    import huggingface_hub
+
+    newer = huggingface_hub.hf_hub_download
+
+    def older(
+        repo_id: str, filename: str, *, revision: str, local_dir: str, endpoint: str | None, token: str | None
+    ) -> str:
+        path: str = newer(repo_id, filename, revision=revision, local_dir=local_dir, endpoint=endpoint, token=token)
+        return path
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", older)
+    hub.put("acme/single", model_files(1))
+    found = source(hub, "hf://acme/single", tmp_path)
+    file = found.model("single").files["1/model.py"]  # type: ignore[attr-defined]
+    found.fetch(file, tmp_path / "model.py", lambda: False)  # type: ignore[attr-defined]
+    assert (tmp_path / "model.py").read_text() == model_files(1)["1/model.py"]
 
 
 def test_a_hub_that_does_not_answer_is_told(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ A listing is of one commit, and files are fetched from that one, whatever the br
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import shutil
 import tempfile
@@ -97,6 +98,9 @@ class HubRepository:
             destination.write_bytes(_TRANSFORMERS_CONFIG)
             return
         commit, _, name = file.address.partition("/")
+        # The client takes it from 1.1 on, and transformers 4 needs one before 1.0: there a file is fetched to its end.
+        takes_bar = "tqdm_class" in inspect.signature(self._hub.hf_hub_download).parameters
+        bar = {"tqdm_class": self._stopping(is_closing)} if takes_bar else {}
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             try:
                 fetched = self._hub.hf_hub_download(
@@ -106,7 +110,7 @@ class HubRepository:
                     local_dir=folder,
                     endpoint=self._endpoint,
                     token=self._token,
-                    tqdm_class=self._stopping(is_closing),
+                    **bar,
                 )
             except Exception as error:
                 self._check_open(is_closing)
