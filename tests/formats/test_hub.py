@@ -215,6 +215,16 @@ def test_what_cannot_be_read_is_told(hub: Hub, tmp_path: Path, url: str, text: s
     assert str(refused.value) == text
 
 
+def test_a_mirror_that_does_not_know_contents_has_another_one_with_each_commit(hub: Hub, tmp_path: Path) -> None:
+    hub.says_blobs = False
+    found = source(hub, "hf://acme/single", tmp_path)
+    identities = []
+    for number in (1, 1, 2):
+        hub.put("acme/single", model_files(number))
+        identities.append(found.model("single").files["1/model.py"].identity)  # type: ignore[attr-defined]
+    assert identities[0] == identities[1] != identities[2]
+
+
 def test_files_are_fetched_with_the_client_that_transformers_4_needs(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

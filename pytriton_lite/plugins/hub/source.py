@@ -88,7 +88,8 @@ class HubRepository:
 
     @staticmethod
     def _file(commit: str, sibling: Any) -> RemoteFile:
-        identity = sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id
+        # A mirror need not know what the content is: then each commit has another one.
+        identity = (sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id) or commit
         return RemoteFile(f"{commit}/{sibling.rfilename}", str(identity), sibling.size)
 
     # ------------------------------------------------------------------------------------------ fetching
