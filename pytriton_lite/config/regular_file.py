@@ -9,7 +9,8 @@ from pathlib import Path
 
 
 def read_regular_file(path: Path) -> bytes:
-    """What is in a file. A pipe or a device, which may never say anything, is refused and not read. Raises OSError.
+    """What is in a file. A pipe or a device, which may never say anything, is refused and not read. Raises OSError, also where
+    there is no memory for all of it: a sparse file is as large as somebody likes.
 
     A link that leads nowhere is no FileNotFoundError: somebody wants there to be a file.
     """
@@ -28,4 +29,7 @@ def read_regular_file(path: Path) -> bytes:
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        return file.read()
+        try:
+            return file.read()
+        except MemoryError:
+            raise OSError(errno.ENOMEM, "there is no memory for it", str(path)) from None

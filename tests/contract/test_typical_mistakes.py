@@ -278,6 +278,21 @@ def test_a_repository_that_may_not_be_entered_is_named_and_ends_no_server_that_g
     assert 'no field named "instance_groups"' in found
 
 
+def test_a_configuration_larger_than_memory_keeps_no_other_model_from_being_served_or_checked(tmp_path: Path) -> None:
+    """A sparse file, which costs nothing."""
+    write_model(tmp_path, "vast", CODE, CONFIG)
+    os.truncate(tmp_path / "vast" / "config.pbtxt", 1 << 36)
+    write_model(tmp_path, "double", CODE, CONFIG)
+    python = ("sh", "-c", 'ulimit -v 16777216 && exec "$@"', "sh", sys.executable)
+    with RunningServer(tmp_path, flags=("--exit-on-error=false",), python=python) as server:
+        server.wait_for_log("Poll failed for model directory 'vast': .*/vast/config.pbtxt: there is no memory for it")
+        server.wait_for_log("Serving 1 model: double; not loaded: vast")
+    command = [*python, "-m", "pytriton_lite", "check", str(tmp_path)]
+    found = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60).stdout
+    assert f"{tmp_path}/vast/config.pbtxt: error: failed to open text file for read" in found
+    assert "2 models, 1 error, 0 warnings" in found
+
+
 def test_of_many_models_that_are_not_loaded_eight_are_named_and_the_others_counted(tmp_path: Path) -> None:
     for number in range(10):
         write_model(tmp_path, f"m{number}", CODE, "nonsense")
