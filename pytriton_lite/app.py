@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytriton_lite import __version__, freed_memory, logs, owned_server
 from pytriton_lite.access_log import AccessLog, LineFile
+from pytriton_lite.config import directory_name
 from pytriton_lite.console.lines import RecentLines
 from pytriton_lite.console.options import ConsoleOptions
 from pytriton_lite.core import heap
@@ -435,7 +436,7 @@ class Composition:
             ),
             remote=self._remote,
             workers=workers,
-            server_id=settings.id,
+            server_id=directory_name.shown(settings.id),
             strict_readiness=settings.strict_readiness,
             strict_config=settings.disable_auto_complete_config,
             config_name=settings.model_config_name,

@@ -38,6 +38,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
+from pytriton_lite.config.directory_name import shown
 from pytriton_lite.core.log_settings import LogFormat, LogSettings
 from pytriton_lite.settings import Settings
 
@@ -111,7 +112,7 @@ class _FileHandler(logging.FileHandler):
 
 def _started_with(settings: Settings) -> LogSettings:
     return LogSettings(
-        file="" if settings.log_file is None else str(settings.log_file),
+        file="" if settings.log_file is None else shown(str(settings.log_file)),
         info=settings.log_info,
         warning=settings.log_warning,
         error=settings.log_error,

@@ -5,6 +5,7 @@ The rest of section 11 is in adversity/test_shutdown.py: exit statuses, the exit
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.file_logged_server import FileLoggedServer
 from tests.contract.wire_models import Traffic, wait_until, write_recording
 from tests.harness import PROJECT, RunningServer, child, free_ports, write_model
 
@@ -64,6 +66,17 @@ def serve_to_its_end(*arguments: str) -> tuple[int, str]:
         cwd=PROJECT,
     )
     return ended.returncode, ended.stdout + ended.stderr
+
+
+def test_options_that_are_not_utf_8_are_shown_escaped(tmp_path: Path) -> None:
+    """JSON and protobuf cannot carry them: each answer that had one would be a 500."""
+    folder = os.fsencode(tmp_path)
+    name, log, trace = map(os.fsdecode, (b"n\xe4", folder + b"/l\xff.log", folder + b"/t\xff.json"))
+    flags = (f"--id={name}", f"--trace-config=triton,file={trace}")
+    with FileLoggedServer(Path(log), tmp_path, flags=flags) as server:
+        assert server.get("/v2").json["name"] == r"n\udce4"
+        assert server.get("/v2/logging").json["log_file"] == rf"{tmp_path}/l\udcff.log"
+        assert server.get("/v2/trace/setting").json["trace_file"] == rf"{tmp_path}/t\udcff.json"
 
 
 def test_nothing_listens_while_models_load_and_then_three_lines_say_where(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from pytriton_lite.config.directory_name import shown
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.engine.tracing.options import OFF, OPENTELEMETRY, TRITON, Levels, TraceLevel, TraceOptions, ordered
 
@@ -209,7 +210,11 @@ def read_number(name: str, text: str, *, blank: str) -> int:
 
 
 def show(settings: TraceSettings, model: str = "") -> dict[str, list[str]]:
-    """All settings as texts, in Triton's order."""
+    """All settings as texts, in Triton's order. What is not UTF-8, in the name of a file say, is escaped."""
+    return {name: [shown(text) for text in texts] for name, texts in _rows(settings, model).items()}
+
+
+def _rows(settings: TraceSettings, model: str) -> dict[str, list[str]]:
     effective, options = settings.effective(model), settings.options
     rows = {
         "trace_level": show_levels(effective.levels),
