@@ -878,11 +878,10 @@ class App:
                 return 1
         finally:
             await self._parts.close()
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            # The exit status stays that of the end, although somebody sends his wish once more, or moves the files away now.
+            for number in (signal.SIGTERM, signal.SIGINT, *((signal.SIGHUP,) if self._settings.has_log_files else ())):
                 loop.remove_signal_handler(number)
-            if self._settings.has_log_files:
-                # The exit status stays that of the end, although somebody moves the files away now.
-                signal.signal(signal.SIGHUP, signal.SIG_IGN)
+                signal.signal(number, signal.SIG_IGN)
             if self._owner is not None:
                 loop.remove_reader(self._owner.fileno())
 

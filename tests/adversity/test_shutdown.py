@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -202,6 +203,27 @@ def test_signals_that_come_together_are_one_wish(repository: Path, tmp_path: Pat
         held.let_go()
         assert server.wait() == 0
     assert held.status == 200
+
+
+SIGNALLED_AT_THE_END = """
+import atexit, os, signal, sys
+from pytriton_lite.cli import main
+
+def once_more():
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(os.getpid(), number)
+
+atexit.register(once_more)
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+def test_a_signal_that_comes_once_more_at_the_very_end_does_not_change_the_status(tmp_path: Path) -> None:
+    """The interpreter ends then, and no loop heeds signals any more."""
+    with RunningServer(tmp_path, python=(sys.executable, "-c", SIGNALLED_AT_THE_END)) as server:
+        assert server.stop() == 0
+    assert "Traceback" not in server.log
+    assert "KeyboardInterrupt" not in server.log
 
 
 def test_a_second_signal_ends_the_server_now(repository: Path, tmp_path: Path) -> None:
