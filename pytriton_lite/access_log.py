@@ -68,6 +68,8 @@ class LineFile:
         self._path = path
         self._file = self._open()
         """The writer's own."""
+        self._is_amid_line = False
+        """Whether the disk took the beginning of a line, and not its end: the next one must not be part of it."""
         self._next: int | None = None
         """What `reopen` has opened, until the writer takes it."""
         self._lock = threading.Lock()
@@ -82,10 +84,17 @@ class LineFile:
         if newer is not None:
             # The new one first: what is said of the old one as it is closed must not have it closed again.
             self._file, earlier = newer, self._file
+            self._is_amid_line = False
             os.close(earlier)
-        data = memoryview(lines.encode("utf-8", "backslashreplace"))
-        while data:
-            data = data[os.write(self._file, data) :]
+        begin = "\n" if self._is_amid_line else ""
+        data = memoryview((begin + lines).encode("utf-8", "backslashreplace"))
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(self._file, data[written:])
+        finally:
+            if written:
+                self._is_amid_line = data[written - 1] != ord("\n")
 
     def reopen(self) -> None:
         """Have the next `write` go to the file that has the name now. Any thread.

@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import struct
+import subprocess
+import sys
 import termios
 import threading
 import time
@@ -285,6 +287,32 @@ def test_a_file_is_appended_to_and_opened_anew(tmp_path: Path) -> None:
     file.close()
     assert (tmp_path / "moved").read_text() == "before\none\ntwo \\udcff\n"
     assert path.read_text() == "three\n"
+
+
+_ON_A_FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from pytriton_lite.access_log import LineFile
+
+def limit(nbytes):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
+
+file = LineFile(Path(sys.argv[1]))
+for nbytes, lines in ((10, "one\\ntwo two\\n"), (10, "lost\\n"), (-1, "three\\n"), (20, "four\\nlost\\n"), (-1, "five\\n")):
+    limit(nbytes)
+    try:
+        file.write(lines)
+    except OSError:
+        assert nbytes > 0
+    else:
+        assert nbytes < 0
+"""
+
+
+def test_a_line_of_which_the_disk_took_a_half_does_not_spoil_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    subprocess.run([sys.executable, "-c", _ON_A_FULL_DISK, path], check=True)
+    assert path.read_text() == "one\ntwo tw\nthree\nfou\nfive\n"
 
 
 def test_a_file_that_cannot_be_opened_anew_is_written_on(tmp_path: Path) -> None:
