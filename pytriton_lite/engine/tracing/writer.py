@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -21,6 +22,8 @@ _MOST_WAITING = 8192
 """Traces: with their timelines some 10 MB."""
 _MOST_WAITING_BYTES = 64 << 20
 """Bytes of tensors that were copied for waiting traces."""
+_QUIET_S = 60.0
+"""Time without a failure after which one like the last is news: the disk is full again."""
 
 
 class Recorder(Protocol):
@@ -35,9 +38,13 @@ class Recorder(Protocol):
 class TraceWriter:
     """`close` must follow."""
 
-    def __init__(self, make_recorder: Callable[[], Recorder]) -> None:
-        """*make_recorder* is called in the thread, with the first trace: one that exports imports half a hundred modules."""
+    def __init__(self, make_recorder: Callable[[], Recorder], clock: Callable[[], float] = time.monotonic) -> None:
+        """*make_recorder* is called in the thread, with the first trace: one that exports imports half a hundred modules.
+
+        *clock* counts seconds.
+        """
         self._make_recorder = make_recorder
+        self._clock = clock
         self._recorder: Recorder | None = None
         self._queue: queue.SimpleQueue[tuple[Timeline, int] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -45,6 +52,7 @@ class TraceWriter:
         self._dropped = 0
         self._has_warned = False
         self._last_failure = ""
+        self._failed_s = 0.0
         self._thread = threading.Thread(target=self._work, name="traces", daemon=True)
         self._thread.start()
 
@@ -90,8 +98,9 @@ class TraceWriter:
         try:
             work()
         except OSError as error:
-            if str(error) != self._last_failure:
-                self._last_failure = str(error)
+            now_s = self._clock()
+            if str(error) != self._last_failure or now_s - self._failed_s >= _QUIET_S:
                 logger.error("traces cannot be written: %s", error)
+            self._last_failure, self._failed_s = str(error), now_s
         except Exception:
             logger.exception("a trace cannot be written")

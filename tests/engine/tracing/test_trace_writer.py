@@ -75,6 +75,15 @@ def test_a_failure_of_the_system_is_told_once_and_not_for_every_trace(caplog: py
     assert recorder.is_finished
 
 
+def test_a_disk_that_is_full_again_later_is_told_again(caplog: pytest.LogCaptureFixture) -> None:
+    times = iter([0.0, 59.0, 118.0, 178.0])
+    writer = TraceWriter(lambda: Recorder(fail), lambda: next(times))
+    for name in "abcd":
+        writer.put(timeline(name), 0)
+    writer.close(10)
+    assert [record.getMessage() for record in caplog.records] == ["traces cannot be written: [Errno 28] full"] * 2
+
+
 def test_what_does_not_fit_is_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     began, go_on = threading.Event(), threading.Event()
 
