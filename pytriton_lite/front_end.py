@@ -47,7 +47,7 @@ from pytriton_lite.frontends.work_share import share_of
 from pytriton_lite.full_collections import FullCollections
 from pytriton_lite.ipc.arena import DEFAULT_BYTES
 from pytriton_lite.ipc.device_segment import DeviceSegment
-from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory
+from pytriton_lite.ipc.process_memory import InputMemory, OutputMemory, most_segments
 from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.listening import connection_limits, grpc_options, http_options, tls_context
 
@@ -206,7 +206,9 @@ class FrontEnd:
     def _start(self, start: FrontEndStart) -> None:
         self._log = logs.follow(LinkHandler(self._link.add, self._loop), start.log_settings)
         inputs = InputMemory(self._descriptors, self._calls.on_release)
-        outputs = OutputMemory(self._descriptors, prefix=start.shm_prefix, ring_bytes=DEFAULT_BYTES)
+        # The engine has to map those of all, and what requests were received in.
+        most = max(2, most_segments() * 3 // 4 // self._board.front_ends)
+        outputs = OutputMemory(self._descriptors, prefix=start.shm_prefix, ring_bytes=DEFAULT_BYTES, most_segments=most)
         self._calls.use(self._link, inputs, outputs, start.settings.busy_poll_us * 1000)
         budget = ReceiveBudget(start.max_receiving_bytes, start.overload_code, self._board.taken, self._number + 1)
         self._server = RemoteServer(

@@ -182,6 +182,11 @@ class Arena:
         return sum(block.segment.nbytes for block in self._blocks.values())
 
     @property
+    def segments(self) -> int:
+        """How many segments it has at this moment."""
+        return len(self._blocks)
+
+    @property
     def is_reserved(self) -> bool:
         """Whether any shared memory is held at this moment."""
         return bool(self._blocks)

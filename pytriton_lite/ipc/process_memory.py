@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import socket
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,13 +19,22 @@ from pytriton_lite.ipc.channel import send_descriptor, wait_descriptor
 from pytriton_lite.ipc.lending import FIRST_LENT_SEGMENT
 from pytriton_lite.ipc.messages import Place, TensorRef
 from pytriton_lite.ipc.region import MappedRegion
-from pytriton_lite.ipc.segment import Segment
+from pytriton_lite.ipc.segment import Segment, no_room
 from pytriton_lite.ipc.tensor_io import arena_frames
 
 Array = np.ndarray[Any, Any]
 
 
 _NOTHING: Array = np.empty(0, np.uint8)
+
+
+def most_segments() -> int:
+    """How many segments of its own a process may have another map: a quarter of the descriptors that each of them may have.
+
+    It keeps to that itself; whoever maps them takes more for garbage.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft // 4
 
 
 class InputMemory:
@@ -154,9 +165,16 @@ class InputMemory:
 class OutputMemory:
     """The process's own arena. What was put since `commit` can be taken back by `undo`, while nobody was told of it."""
 
-    def __init__(self, descriptors: socket.socket, *, prefix: str, ring_bytes: int) -> None:
+    def __init__(self, descriptors: socket.socket, *, prefix: str, ring_bytes: int, most_segments: int) -> None:
+        """The arena has *most_segments* at most; where it needs more, InferenceError says that descriptors are short."""
         self._descriptors = descriptors
-        self.arena = Arena(lambda nbytes: Segment.create(nbytes, prefix=prefix), ring_bytes=ring_bytes)
+
+        def create(nbytes: int) -> Segment:
+            if self.arena.segments >= most_segments:
+                raise no_room(nbytes, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+            return Segment.create(nbytes, prefix=prefix)
+
+        self.arena = Arena(create, ring_bytes=ring_bytes)
         self.uncommitted: list[int] = []
         self.release_device: Callable[[int], None] | None = None
         """Takes back slots in memory of devices, where there is some."""

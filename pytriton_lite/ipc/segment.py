@@ -103,7 +103,7 @@ class Segment:
                 return cls._reserved(_open_memory_file(prefix), nbytes, "memfd")
             return cls._reserved(_open_shm(prefix + secrets.token_hex(12)), nbytes, "shm")
         except OSError as error:
-            raise _no_room(nbytes, error) from error
+            raise no_room(nbytes, error) from error
 
     @classmethod
     def create_unreserved(cls, nbytes: int, *, prefix: str = DEFAULT_PREFIX) -> Segment:
@@ -124,7 +124,7 @@ class Segment:
             except OSError:
                 fcntl.fcntl(fd, _F_ADD_SEALS, _FIXED_SIZE)
         except OSError as error:
-            raise _no_room(nbytes, error) from error
+            raise no_room(nbytes, error) from error
         return segment
 
     @classmethod
@@ -175,7 +175,8 @@ class Segment:
         self.close()
 
 
-def _no_room(nbytes: int, error: OSError) -> InferenceError:
+def no_room(nbytes: int, error: OSError) -> InferenceError:
+    """What is told where shared memory of *nbytes* cannot be had because of *error*; it begins as Triton's text does."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         advice = "The limit of open files is reached: raise it with 'ulimit -n'."
     elif HAS_MEMORY_FILES:

@@ -31,15 +31,13 @@ def arena_frames(arena: Arena, send_descriptor: Callable[[int], None]) -> list[b
     """
     if not arena.announced and not arena.dropped:
         return []
-    frames: list[bytes] = []
-    never_seen: set[int] = set()
+    never_seen = {segment_id for segment_id, segment in arena.announced if segment.fd < 0}
+    # First those that are gone: the reader never has more than the arena.
+    frames = [messages.drop_frame(number) for number in arena.dropped if number not in never_seen]
     for segment_id, segment in arena.announced:
-        if segment.fd < 0:
-            never_seen.add(segment_id)
-        else:
+        if segment_id not in never_seen:
             send_descriptor(segment.fd)
             frames.append(messages.segment_frame(segment_id, segment.nbytes))
-    frames += [messages.drop_frame(number) for number in arena.dropped if number not in never_seen]
     arena.announced.clear()
     arena.dropped.clear()
     return frames

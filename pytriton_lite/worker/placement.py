@@ -28,7 +28,7 @@ from pytriton_lite.ipc.messages import (
     SpecTable,
     TensorRef,
 )
-from pytriton_lite.ipc.process_memory import Array, InputMemory, OutputMemory
+from pytriton_lite.ipc.process_memory import Array, InputMemory, OutputMemory, most_segments
 from pytriton_lite.ipc.region import MappedRegion
 from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.ipc.tensor_io import check_room
@@ -60,7 +60,9 @@ class Placement:
         """*on_release* is as for `InputMemory`."""
         self.specs = SpecTable()
         self.inputs = InputMemory(descriptors, on_release)
-        self.outputs = OutputMemory(descriptors, prefix=start.shm_prefix, ring_bytes=start.ring_bytes)
+        self.outputs = OutputMemory(
+            descriptors, prefix=start.shm_prefix, ring_bytes=start.ring_bytes, most_segments=most_segments()
+        )
         self._batches = batches
         self._names = start.outputs
         self._all_outputs = frozenset(start.outputs)

@@ -114,6 +114,7 @@ class Slots(RuleBasedStateMachine):
                 assert segment_id not in self.mapped
                 self.mapped[segment_id] = nbytes
                 assert self.pending.pop(0) in {piece.fd for piece in self.memory.held}
+                assert len(self.mapped) <= self.arena.segments
             else:
                 assert kind == Kind.DROP
                 del self.mapped[messages.read_drop(body)]

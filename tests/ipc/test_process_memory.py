@@ -28,7 +28,7 @@ SPEC = SpecTable().encode("Y", dtypes.UINT8, (4,))
 def memory() -> Iterator[OutputMemory]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        yield OutputMemory(ours, prefix="worker_memory_test_", ring_bytes=4096)
+        yield OutputMemory(ours, prefix="worker_memory_test_", ring_bytes=4096, most_segments=3)
 
 
 def put_two(memory: OutputMemory) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,6 +23,7 @@ from pytriton_lite.ipc.arena import FIRST_DEVICE_SEGMENT, Arena
 from pytriton_lite.ipc.device_segment import DeviceSegment, DeviceSlot, is_on_device
 from pytriton_lite.ipc.lending import FIRST_LENT_SLOT, Lendable, Lending, take_all
 from pytriton_lite.ipc.messages import INLINE_BYTES, Place, TensorRef
+from pytriton_lite.ipc.process_memory import most_segments
 from pytriton_lite.ipc.region import ClientSegment
 from pytriton_lite.ipc.segment import Segment
 from pytriton_lite.ipc.tensor_io import aligned, arena_frames
@@ -75,12 +75,6 @@ def _place_of(home: object) -> Place:
     if isinstance(home, Segment):
         return Place.SHARED
     return Place.REGION if isinstance(home, ClientSegment) else Place.DEVICE
-
-
-def most_segments() -> int:
-    """How many segments one other process may have: a quarter of the descriptors that this process may."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft // 4
 
 
 def room_for(tensor: Tensor) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import queue
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,11 +16,13 @@ import pytest
 from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.tensor import Tensor
+from pytriton_lite.engine.workers import memory as memory_module
 from pytriton_lite.engine.workers.memory import Parcel, PeerMemory, room_for
 from pytriton_lite.ipc import messages
-from pytriton_lite.ipc.arena import Arena
-from pytriton_lite.ipc.channel import FrameReader
+from pytriton_lite.ipc.arena import LARGEST_RING_BYTES, Arena
+from pytriton_lite.ipc.channel import FrameReader, receive_descriptor
 from pytriton_lite.ipc.messages import Kind, Place, SpecTable, TensorRef
+from pytriton_lite.ipc.process_memory import OutputMemory
 from pytriton_lite.ipc.segment import Segment
 from tests.engine.starts import start_of
 from tests.harness import open_descriptors
@@ -340,6 +343,40 @@ def test_memory_of_the_worker_that_never_fitted_is_given_up(callee: Side, monkey
     assert open_descriptors() == before - 1
     callee.memory.close()
     assert open_descriptors() == before - 2
+
+
+@pytest.mark.interpreted("what compiled code calls is replaced")
+def test_a_process_never_has_more_segments_than_the_engine_takes_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many clients may leave large answers unread. The process would be killed, and with it what the others wait for."""
+    monkeypatch.setattr(memory_module, "most_segments", lambda: 2)
+    memory = PeerMemory("it has its outputs", prefix=START.shm_prefix, ring_bytes=1 << 20, on_news=lambda: None)
+    own, engines = socket.socketpair()
+    large = bytes(LARGEST_RING_BYTES // 4 + 1)
+    with own, engines:
+        outputs = OutputMemory(own, prefix=START.shm_prefix, ring_bytes=1 << 20, most_segments=2)
+
+        def put(*slots: int) -> None:
+            """Large tensors, and tell the engine; their slots get these numbers."""
+            for _ in slots:
+                outputs.put_bytes([], b"", large)
+            assert tuple(outputs.uncommitted) == slots
+            outputs.commit()
+            for data in outputs.announcements():
+                ((kind, body),) = FrameReader().feed(data)
+                if kind == Kind.SEGMENT:
+                    segment_id, nbytes, *_ = messages.read_segment(body)
+                    memory.attach(segment_id, receive_descriptor(engines), nbytes)
+                else:
+                    memory.drop(messages.read_drop(body))
+
+        put(1, 2)
+        with pytest.raises(InferenceError, match="The limit of open files is reached: raise it with 'ulimit -n'"):
+            put(3)
+        outputs.release([1, 2])
+        put(3, 4)
+        assert memory.worker_bytes == 2 * room_for(Tensor("X", dtypes.UINT8, (len(large),), large))
+        memory.close()
+        outputs.arena.close()
 
 
 def test_the_end_of_what_was_lent_is_told_though_the_memory_was_idle() -> None:

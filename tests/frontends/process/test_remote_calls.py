@@ -76,7 +76,7 @@ def run(scenario: Callable[[RemoteCalls, Engine], Awaitable[None]]) -> None:
         calls = RemoteCalls()
         share = share_of(asyncio.get_running_loop())
         link = FrontEndLink(ours, our_descriptors, lambda kind, body: None, lambda why: None, share)
-        outputs = OutputMemory(our_descriptors, prefix="calls_test_", ring_bytes=1 << 16)
+        outputs = OutputMemory(our_descriptors, prefix="calls_test_", ring_bytes=1 << 16, most_segments=100)
         calls.use(link, InputMemory(our_descriptors, calls.on_release), outputs)
         with theirs, their_descriptors:
             try:
