@@ -165,6 +165,11 @@ class Mailbox:
         finally:
             self._hand_over()
 
+    @property
+    def is_read_here(self) -> bool:
+        """Whether it is this thread that reads: what comes here all the same must not wait for what is read."""
+        return self._reading_thread == threading.get_ident()
+
     def allow_wakeups(self) -> None:
         """Have `finish` wake a thread that reads without a frame, from now on."""
         with self._mutex:

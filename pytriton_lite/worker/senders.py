@@ -53,8 +53,11 @@ class Senders:
         self._pid = os.getpid()
         self._answerings: dict[tuple[int, int], weakref.ref[Answering]] = {}
         """Weakly: the destructor of one that nobody refers to any more ends its request."""
-        self._lock = threading.Lock()
-        """Held while one is made, of which there is to be one for each request, and while `CONTROL_WAITING_SENDS` changes."""
+        self._lock = threading.RLock()
+        """Held while one is made, of which there is to be one for each request, and while `CONTROL_WAITING_SENDS` changes.
+
+        What is made there may have a destructor of the model's run, which asks for the sender of another request.
+        """
         self.cancelled: set[tuple[int, int]] = set()
         """Requests of batches not ended whose cancellation nobody else remembers. Replaced while the outbox is held."""
         self._cancels_seen = 0
@@ -209,6 +212,10 @@ class Senders:
     def _await_room(self, answering: Answering) -> None:
         """Wait until the client's side has taken enough of the responses that were sent."""
         mailbox = self._conversation.mailbox
+        if (
+            mailbox.is_read_here
+        ):  # a destructor of the model's, run by what has come: nobody would read that there is room
+            return
         most = self._start.response_window
         if asyncio._get_running_loop() is not None:
             most = max(most, _MOST_OF_COROUTINES)

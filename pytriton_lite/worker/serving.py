@@ -103,6 +103,7 @@ class Worker(Host):
 
     def ask(self, operation: str, **arguments: Any) -> Any:
         self._refuse_in_child(operation)
+        self._refuse_amid_messages(operation)
         return self._conversation.ask(operation, arguments)
 
     def tell(self, operation: str, **arguments: Any) -> None:
@@ -112,6 +113,7 @@ class Worker(Host):
     def call(self, request: InferenceRequest, *, decoupled: bool) -> Call:
         self._refuse_outside_execute()
         self._refuse_in_child("BLS")
+        self._refuse_amid_messages("BLS")
         call = self._calls.begin(is_decoupled=decoupled)
         try:
             self._send_call(call, request, decoupled=decoupled)
@@ -173,6 +175,13 @@ class Worker(Host):
     def _refuse_in_child(self, what: str) -> None:
         if os.getpid() != self._pid:
             raise TritonModelException(f"{what} is not available in a process that the model has forked")
+
+    def _refuse_amid_messages(self, what: str) -> None:
+        # A destructor of the model's, run by what we do: it would wait for an answer that cannot come before it has returned.
+        if self.outbox.is_held_here or self._conversation.mailbox.is_read_here:
+            raise TritonModelException(
+                f"{what} is not available in a destructor that runs while a message is sent or read"
+            )
 
     def _on_release(self) -> None:
         """The model has dropped an input, in any thread: say so if nothing is under way that will."""

@@ -29,9 +29,10 @@ from pytriton_lite.ipc.messages import Fate, Kind, Place, SpecTable
 from pytriton_lite.ipc.segment import Segment
 from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.worker import conversation, executions
+from pytriton_lite.worker.api_errors import TritonModelException
 from pytriton_lite.worker.batches import Batch
 from pytriton_lite.worker.mailbox import Mailbox, Waiter
-from pytriton_lite.worker.process import enter
+from pytriton_lite.worker.process import Phase, enter
 from pytriton_lite.worker.request import InferenceRequest
 from pytriton_lite.worker.response import InferenceResponse
 from pytriton_lite.worker.serving import Worker
@@ -783,6 +784,92 @@ def test_a_send_that_waits_for_room_ends_when_another_thread_has_just_ended_the_
     threading.Thread(target=send, daemon=True).start()
     assert str(failures.get(timeout=WAIT_S)) == "Unable to send response. Response sender has been closed."
     assert not answering.waiters
+
+
+class Last:
+    """Something of the model's, of which the last reference goes, or that a collection finds, where *runs* cannot wait."""
+
+    def __init__(self, runs: Callable[[], object]) -> None:
+        self._runs = runs
+        self.told: queue.Queue[str] = queue.Queue()
+
+    def __del__(self) -> None:
+        try:
+            self.told.put(f"{self._runs()}")
+        except TritonModelException as error:
+            self.told.put(str(error))
+
+
+def in_a_thread(action: Callable[[], object]) -> None:
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def drop_while_reading(engine: Engine, garbage: list[Last]) -> None:
+    """Have the worker read something, in whose midst *garbage* goes."""
+    mailbox = engine.worker._conversation.mailbox
+    mailbox._on_frame = lambda kind, body: garbage.clear()
+    engine.collect(1)
+    in_a_thread(mailbox.poll)
+
+
+def drop_while_sending(engine: Engine, garbage: list[Last]) -> None:
+    def send() -> None:
+        with engine.worker.outbox:
+            garbage.clear()
+
+    in_a_thread(send)
+
+
+@pytest.mark.interpreted("what compiled code calls is replaced")
+@pytest.mark.parametrize("drop", [drop_while_reading, drop_while_sending])
+def test_a_destructor_that_asks_the_server_amid_a_message_is_refused(
+    make_engine: Callable[..., Engine], drop: Callable[[Engine, list[Last]], None]
+) -> None:
+    engine = make_engine()
+    worker = engine.worker
+    worker.phase = Phase.SERVING
+    call = InferenceRequest(inputs=[], requested_output_names=[], model_name="m")
+    runs = [lambda: worker.ask("model.is_ready"), lambda: worker.call(call, decoupled=False)]
+    garbage = [Last(run) for run in runs]
+    told = [last.told for last in garbage]
+    drop(engine, garbage)
+    why = "is not available in a destructor that runs while a message is sent or read"
+    assert [answer.get(timeout=WAIT_S) for answer in told] == [f"model.is_ready {why}", f"BLS {why}"]
+
+
+@pytest.mark.interpreted("what compiled code calls is replaced")
+def test_a_destructor_that_sends_while_its_thread_reads_does_not_wait_for_room(
+    make_engine: Callable[..., Engine],
+) -> None:
+    engine = make_engine(is_decoupled=True, window=1)
+    sender = received(engine.worker, 1).get_response_sender()
+    sender.send(InferenceResponse())
+    drop_while_reading(engine, [Last(lambda: sender.send(InferenceResponse(), 1))])
+    assert [engine.response()[2], engine.response()[2]] == [False, True]
+
+
+@pytest.mark.interpreted("what compiled code calls is replaced")
+def test_a_destructor_may_ask_for_the_sender_of_a_request_while_that_of_another_is_made(
+    make_engine: Callable[..., Engine],
+) -> None:
+    engine = make_engine(is_decoupled=True)
+    worker = engine.worker
+    first, second = received(worker, 1), received(worker, 2)
+    garbage = [Last(lambda: first.get_response_sender().send(InferenceResponse(), 1))]
+
+    class Executing(dict[int, int]):
+        def get(self, *arguments: Any) -> Any:
+            garbage.clear()  # as a collection may, here and elsewhere on the way
+            return super().get(*arguments)
+
+    worker._batches.executing = Executing(worker._batches.executing)
+    in_a_thread(second.is_cancelled)
+    assert engine.response() == (1, "", True)
+    second.get_response_sender().send(InferenceResponse(), 1)
+    assert engine.response() == (2, "", True)
 
 
 def test_a_coroutine_whose_request_was_cancelled_while_execute_made_it_is_cancelled(
