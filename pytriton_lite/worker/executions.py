@@ -100,8 +100,9 @@ class Executions:
             self._await_capacity()
         self._senders.look_for_cancels()
         taken_ns = monotonic_ns()
-        self._batches.begun = number
+        # In this order: the cancellation of a batch is kept while that is not begun, or executes, and it is always one of both.
         self._batches.executing[number] = taken_ns
+        self._batches.begun = number
         control[messages.CONTROL_STARTED_NS] = taken_ns
         control[messages.CONTROL_STARTED] = number  # last: who sees the number finds its time
         if self._senders.cancelled and self._senders.is_all_cancelled(number, len(wanted)):

@@ -212,9 +212,7 @@ class Senders:
     def _await_room(self, answering: Answering) -> None:
         """Wait until the client's side has taken enough of the responses that were sent."""
         mailbox = self._conversation.mailbox
-        if (
-            mailbox.is_read_here
-        ):  # a destructor of the model's, run by what has come: nobody would read that there is room
+        if mailbox.is_read_here:  # by a destructor of the model's, run amid that: nobody would read that there is room
             return
         most = self._start.response_window
         if asyncio._get_running_loop() is not None:

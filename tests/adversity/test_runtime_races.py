@@ -758,6 +758,22 @@ def test_a_request_that_is_looked_at_while_its_cancellation_arrives_is_cancelled
 
 
 @pytest.mark.interpreted("what compiled code calls is replaced")
+def test_a_cancellation_that_arrives_as_its_batch_begins_is_heard(make_engine: Callable[..., Engine]) -> None:
+    engine = make_engine()
+    worker = engine.worker
+
+    class Executing(dict[int, int]):
+        def __setitem__(self, number: int, begun_ns: int) -> None:
+            worker._senders.on_cancel(number, 0)  # another thread reads it here
+            super().__setitem__(number, begun_ns)
+
+    worker._batches.executing = Executing()
+    worker._executions.execute(None, 1, [messages.RequestMessage("", 0, 0, 0, "", 0, [], [])])
+    worker._conversation.flush()
+    assert engine.result() == [(1, [Fate.SKIPPED])]
+
+
+@pytest.mark.interpreted("what compiled code calls is replaced")
 def test_a_send_that_waits_for_room_ends_when_another_thread_has_just_ended_the_request(
     make_engine: Callable[..., Engine],
 ) -> None:
