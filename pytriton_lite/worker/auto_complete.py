@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.ipc import messages
 from pytriton_lite.worker.api_errors import TritonModelException
+from pytriton_lite.worker.forked import no_second_worker
 from pytriton_lite.worker.loader import ModelFiles, find_class, import_model, install_pb_utils
 from pytriton_lite.worker.model_config import ModelConfig
 from pytriton_lite.worker.process import BLS_ONLY_IN_EXECUTE, Host, Phase, install
@@ -44,8 +45,10 @@ def complete(files: ModelFiles, *, name: str, model_config: str, host: Host) -> 
     install(host)
     try:
         install_pb_utils(str(files.version_dir))
-        model_class = find_class(import_model(files))
-        return messages.completed_frame(ask_model(model_class, name=name, model_config=model_config))
+        with no_second_worker():
+            model_class = find_class(import_model(files))
+            completed = ask_model(model_class, name=name, model_config=model_config)
+        return messages.completed_frame(completed)
     except InferenceError as error:
         return messages.failed_frame(error.code, error.message)
     except BaseException as error:  # user code: SystemExit is an answer, too

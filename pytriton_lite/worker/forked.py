@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from pytriton_lite.core import prctl
 
@@ -39,6 +40,18 @@ def _regard_signals() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+
+
+@contextmanager
+def no_second_worker() -> Iterator[None]:
+    """Run code of a model's that may fork. A child that comes out of it ends here: it would speak and read in our place."""
+    parent, status = os.getpid(), 1
+    try:
+        yield
+        status = 0
+    finally:
+        if os.getpid() != parent:
+            os._exit(status)
 
 
 def die_with(parent: int) -> None:

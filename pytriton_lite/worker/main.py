@@ -14,6 +14,7 @@ from pytriton_lite.ipc.messages import Task
 from pytriton_lite.ipc.start import ModelStart
 from pytriton_lite.worker import auto_complete
 from pytriton_lite.worker.beginning import greet, model_files, tell_closed
+from pytriton_lite.worker.forked import no_second_worker
 from pytriton_lite.worker.loader import construct, import_model, initialize, install_pb_utils
 from pytriton_lite.worker.mailbox import EngineGone, Outbox
 from pytriton_lite.worker.process import Host, install
@@ -83,6 +84,7 @@ def _auto_complete(start: ModelStart, host: Host) -> bytes:
 def _load(start: ModelStart) -> Any:
     files = model_files(start)
     install_pb_utils(str(files.version_dir))
-    model = construct(import_model(files))
-    initialize(model, start.initialize_args)
+    with no_second_worker():
+        model = construct(import_model(files))
+        initialize(model, start.initialize_args)
     return model

@@ -31,6 +31,7 @@ from pytriton_lite.worker.batches import Batches
 from pytriton_lite.worker.bls import Call, Calls
 from pytriton_lite.worker.conversation import Conversation, Work
 from pytriton_lite.worker.executions import Executions
+from pytriton_lite.worker.forked import no_second_worker
 from pytriton_lite.worker.placement import Placement
 from pytriton_lite.worker.process import BLS_ONLY_IN_EXECUTE, Host, Phase
 from pytriton_lite.worker.readiness import ReadinessProbe, has_is_ready
@@ -249,7 +250,8 @@ class Worker(Host):
         finalize = getattr(self._model, "finalize", None) if self._finalizes else None
         if finalize is not None:
             try:
-                finalize()
+                with no_second_worker():
+                    finalize()
             except BaseException as error:
                 self._log.say(0, f"finalize of the model failed: {describe(error)}")
         self._model = None

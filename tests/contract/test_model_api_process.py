@@ -144,6 +144,51 @@ def test_a_model_may_fork_in_execute(server: RunningServer) -> None:
     assert answer(server, "answer('still there')") == "still there"
 
 
+def test_a_child_that_comes_out_of_a_method_that_forked_it_is_no_second_worker(tmp_path: Path) -> None:
+    """Beside ``execute``, for which test_model_api_execute.py has it."""
+    events = tmp_path / "events"
+    code = f"""
+        import os
+
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        def forks(method, fails):
+            pid = os.fork()
+            if pid == 0:
+                if fails:
+                    raise ValueError("the child's")
+                return
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            with open({str(events)!r}, "a") as file:
+                print(method, status, file=file)
+
+        class TritonPythonModel:
+            @staticmethod
+            def auto_complete_config(config):
+                forks("auto_complete_config", fails=True)
+                return config
+
+            def initialize(self, args):
+                forks("initialize", fails=False)
+
+            def execute(self, requests):
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([os.getpid()]))]) for _ in requests]
+
+            def finalize(self):
+                forks("finalize", fails=True)
+        """
+    config = """
+        backend: "python"
+        output [ { name: "Y" data_type: TYPE_INT64 dims: [ 1 ] } ]
+        """
+    write_model(tmp_path / "models", "forks", code, config)
+    with RunningServer(tmp_path / "models") as server:
+        reply = server.post("/v2/models/forks/infer", {"inputs": []})
+        assert reply.json["outputs"][0]["data"] == server.worker_pids("forks")
+    assert events.read_text().splitlines() == ["auto_complete_config 1", "initialize 0", "finalize 1"]
+
+
 @pytest.mark.parametrize(
     "start",
     [
