@@ -167,6 +167,24 @@ def test_what_the_environment_says_of_backends_holds_beside_what_debug_itself_gi
         command.wait_ready()
 
 
+def test_an_environment_with_very_many_variables_is_that_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+        import os
+        class TritonPythonModel:
+            def initialize(self, args):
+                print("has", sum(name.startswith("MANY_") for name in os.environ), "variables", flush=True)
+            def execute(self, requests):
+                pass
+    """
+    for number in range(500):
+        monkeypatch.setenv(f"MANY_{number}", "x" * 1000)
+    with Debugging(write_model(tmp_path, "many", code, CONFIG)) as command:
+        command.until("has 500 variables")
+        command.wait_ready()
+
+
 def test_leaving_the_debugger_fails_the_request_and_the_model_serves_on(tmp_path: Path) -> None:
     with Debugging(write_model(tmp_path, "stops", STOPS_IN_EXECUTE, CONFIG)) as command:
         command.wait_ready()

@@ -71,8 +71,11 @@ class Foreground:
                 "variables": self._environment.start_variables,
             }
         ).encode()
+        message = _LENGTH.pack(len(body)) + body
         try:
-            socket.send_fds(self._control, [_LENGTH.pack(len(body)) + body], descriptors)
+            sent = socket.send_fds(self._control, [message], descriptors)
+            # An environment may be larger than what the socket holds.
+            await self._loop.sock_sendall(self._control, message[sent:])
         except (BrokenPipeError, ConnectionResetError):
             raise InferenceError(
                 ErrorCode.UNAVAILABLE, f"the process in which model '{self.model}' was to be debugged has ended"
