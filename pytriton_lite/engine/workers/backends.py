@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,8 @@ def _backend_files(directory: Path | None) -> list[Path]:
     if directory is None:
         return []
     try:
-        return [file for entry in directory.iterdir() if (file := entry / BACKEND_FILE).is_file()]
+        entries = list(directory.iterdir())
     except OSError:  # Triton's default place is seldom there
         return []
+    # `Path.is_file` would raise for a folder that may not be entered, as the lost+found of a volume.
+    return [file for entry in entries if os.path.isfile(file := entry / BACKEND_FILE)]

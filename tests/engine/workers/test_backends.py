@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +47,24 @@ def test_a_folder_with_a_model_py_is_a_backend(tmp_path: Path) -> None:
 def test_a_native_library_beside_a_model_py_is_passed_over(tmp_path: Path) -> None:
     mine = write(tmp_path, "mine", "model.py", "libtriton_mine.so")
     assert Backends(tmp_path).folders()["mine"] == mine
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="nothing takes root's privileges away")
+def test_a_folder_that_may_not_be_entered_hides_no_backend(tmp_path: Path) -> None:
+    mine = write(tmp_path, "mine", "model.py")
+    shut = write(tmp_path, "lost+found")
+    unprivileged = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
+    code = (
+        "import sys, pathlib; from pytriton_lite.engine.workers.backends import Backends; "
+        "print(Backends(pathlib.Path(sys.argv[1])).folders().get('mine'))"
+    )
+    command = [*unprivileged, sys.executable, "-c", code, str(tmp_path)]
+    shut.chmod(0)
+    try:
+        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    finally:
+        shut.chmod(0o755)
+    assert done.stdout == f"{mine}\n", done.stderr
 
 
 def test_a_backend_of_the_operator_goes_before_one_that_comes_with_the_server(tmp_path: Path) -> None:
