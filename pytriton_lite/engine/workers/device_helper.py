@@ -73,8 +73,6 @@ class _HelperProcess(_Process):
             await process._reach_goal()
             process._stack = stack.pop_all()
         process._on_frame = process._hear
-        if process._has_ended:
-            process._loop.call_soon(process._report_gone)
         return process
 
     @property
@@ -89,6 +87,9 @@ class _HelperProcess(_Process):
         """
         number = next(self._numbers)
         answer: asyncio.Future[int] = self._loop.create_future()
+        if self._has_ended:  # as soon as it was ready
+            answer.set_exception(self._is_gone())
+            return answer
         self._asked[number] = _Question(answer, keeps)
         for fd in fds:
             self.send_descriptor(fd)
@@ -123,17 +124,21 @@ class _HelperProcess(_Process):
         self._report_gone()
 
     def _report_gone(self) -> None:
-        assert self._exited is not None
         asked, self._asked = self._asked, {}
-        text = f"the helper of CUDA device {self.start.device_id} {self._exited.result()}"
         for question in asked.values():
             if not question.answer.done():
-                question.answer.set_exception(InferenceError(ErrorCode.INTERNAL, text))
+                question.answer.set_exception(self._is_gone())
         self.known.clear()  # another one that opens the same memory is told of its end by references of its own
         if not self._is_over:
-            logger.error("%s; the next question about the device starts another one", text)
+            logger.error("%s; the next question about the device starts another one", self._is_gone().message)
         self._stack.close()
         self._release()
+
+    def _is_gone(self) -> InferenceError:
+        assert self._exited is not None, "it was spawned"
+        return InferenceError(
+            ErrorCode.INTERNAL, f"the helper of CUDA device {self.start.device_id} {self._exited.result()}"
+        )
 
 
 class DeviceHelper:

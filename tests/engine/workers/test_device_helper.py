@@ -17,6 +17,7 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.engine.environments import Environment
+from pytriton_lite.engine.workers import device_helper
 from pytriton_lite.engine.workers.device_helper import DeviceHelpers
 from pytriton_lite.engine.workers.fork_server import ForkServers
 from pytriton_lite.engine.workers.intake import LEAST_BYTES, Intake, home_of
@@ -157,6 +158,31 @@ def test_questions_of_a_helper_that_is_killed_fail_and_the_next_one_starts_anoth
                 await made.read(segment, 0, 4)
 
     run(test)
+
+
+@pytest.mark.interpreted("replaces a method of the helper's process")
+def test_a_question_to_a_helper_that_dies_as_soon_as_it_is_ready_fails_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reach_goal = device_helper._HelperProcess._reach_goal
+
+    async def reach_goal_and_die(process: device_helper._HelperProcess) -> bytes:
+        ready = await reach_goal(process)
+        os.kill(process.pid, signal.SIGKILL)
+        await process.wait_ended()
+        return ready
+
+    async def test() -> None:
+        memory = ClientMemory(PretendDevice(0), 64)
+        async with helpers() as made:
+            with monkeypatch.context() as patched:
+                patched.setattr(device_helper._HelperProcess, "_reach_goal", reach_goal_and_die)
+                with pytest.raises(InferenceError, match="was killed by signal 9"):
+                    await made.open(memory.handle, 0, 64)
+            await made.open(memory.handle, 0, 64)
+
+    run(test)
+    assert len([line for line in caplog.messages if "starts another one" in line]) == 1
 
 
 def test_memory_that_nobody_needs_is_closed_and_a_helper_without_any_ends() -> None:
