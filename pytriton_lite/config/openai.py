@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pytriton_lite.config import parameters
 from pytriton_lite.config.errors import BrokenRule, invalid, raise_first
 from pytriton_lite.config.regular_file import read_regular_file
@@ -330,8 +332,18 @@ class _Reading:
             if value is None:
                 kind = "a whole number" if field.datatypes is _INTEGERS else "a number"
                 yield self._wrong(parameter, f"'{name}': expected {kind}, got '{text}'")
+            elif not self._fits(name, value):
+                yield self._wrong(parameter, f"'{name}': {text} does not fit input '{self.inputs[name]}' of the model")
             else:
                 self.defaults[name] = value
+
+    def _fits(self, name: str, value: DefaultValue) -> bool:
+        """Whether the input for field *name* can have *value*, where that is a whole number and there is one."""
+        datatype = self._datatype(name)
+        if datatype not in _INTEGERS or datatype.numpy is None or not isinstance(value, int):
+            return True
+        bounds = np.iinfo(datatype.numpy)
+        return int(bounds.min) <= value <= int(bounds.max)
 
     def _missing(self) -> Iterator[BrokenRule]:
         for task in self.tasks:

@@ -104,6 +104,10 @@ def test_a_model_without_the_parameter_declares_nothing() -> None:
             "input 'sample_rate' is required, and a request may leave 'sample_rate' out: make it optional",
         ),
         (config(*TEXTS, OPENAI="completion", OPENAI_DEFAULTS="max_tokens=many"), "'max_tokens': expected a whole number"),
+        (
+            config({**TEXTS[0], "runtime_top_k": "TYPE_UINT32"}, TEXTS[1], OPENAI="completion", OPENAI_DEFAULTS="top_k=-1"),
+            "'top_k': -1 does not fit input 'runtime_top_k' of the model",
+        ),
         (config(*TEXTS, OPENAI="completion", OPENAI_DEFAULTS="temperature=nan"), "'temperature': expected a number"),
         (config(*TEXTS, OPENAI="completion", OPENAI_DEFAULTS="prompt=x"), "expected <field>=<value> with a field of"),
         (config(*TEXTS, OPENAI="completion", more="sequence_batching { direct {} }"), "must be iterative_sequence"),
