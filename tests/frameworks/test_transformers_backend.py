@@ -137,6 +137,16 @@ def test_the_end_of_a_prompt_is_kept_and_room_for_what_is_generated(tmp_path: Pa
         assert refused.message() == "parameter 'max_new_tokens' must be less than 64, the model's positions, got 64"
 
 
+def test_a_seed_gives_the_same_text_alone_and_beside_others(tmp_path: Path) -> None:
+    torch.manual_seed(0)  # two samples of some other weights could be the same
+    write(tmp_path, generator())
+    request = Request(texts("a good"), parameters={"max_new_tokens": 20, "temperature": 2.0, "seed": 3})
+    with ModelUnderTest(tmp_path / "m") as model:
+        (alone,), beside = (model.execute([request] * count) for count in (1, 3))
+        wanted = alone.response["generated_text"].tolist()
+        assert [each.response["generated_text"].tolist() for each in beside] == [wanted] * 3
+
+
 def test_a_classifier_that_is_a_decoder_takes_several_texts_at_a_time(tmp_path: Path) -> None:
     config = transformers.GPT2Config(
         vocab_size=len(WORDS), n_embd=16, n_layer=1, n_head=2, eos_token_id=3, num_labels=2

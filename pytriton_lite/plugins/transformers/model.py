@@ -210,12 +210,15 @@ class TritonPythonModel:
         return [each for group in self._groups(requests) for each in self._answer(group)]
 
     def _groups(self, requests: Sequence[Any]) -> list[list[Any]]:
-        """Requests that run together, in order: all of them, but for generation only neighbours with the same parameters."""
+        """Requests that run together, in order: all of them, but for generation only neighbours with the same parameters.
+
+        One with a seed runs alone: samples are drawn for all texts together, so that its own would depend on its neighbours.
+        """
         groups: list[list[Any]] = []
         last = None
         for request in requests:
             parameters = request.parameters() if self._folder.task == _GENERATION else ""
-            if groups and parameters == last:
+            if groups and parameters == last and not _has_seed(parameters):
                 groups[-1].append(request)
             else:
                 groups.append([request])
@@ -343,6 +346,10 @@ def _generation(text: str, positions: int) -> dict[str, Any]:
     if not options["do_sample"] and given.get("temperature") == 0:
         del options["temperature"]  # which clients say for the likeliest token each time, and the library refuses
     return options
+
+
+def _has_seed(parameters: str) -> bool:
+    return bool(parameters) and "seed" in json.loads(parameters)
 
 
 def _tell_version(written: str, here: str, model: str) -> None:
