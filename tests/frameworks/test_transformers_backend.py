@@ -257,6 +257,8 @@ def test_the_routes_of_openai_say_how_a_text_is_generated(tmp_path: Path) -> Non
         sampled = written(temperature=1.5, seed=3, n=2)
         assert written(temperature=1.5, seed=3, n=2) == sampled
         assert sampled[0] != sampled[1]
+        refused = server.post("/v1/completions", {"model": "m", "prompt": ""})
+        assert (refused.status, "a text has no tokens" in refused.json["error"]["message"]) == (400, True)
 
 
 @pytest.mark.parametrize(

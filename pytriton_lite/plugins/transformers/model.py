@@ -300,6 +300,8 @@ class TritonPythonModel:
 
     def _generate(self, texts: list[str], options: Mapping[str, Any]) -> dict[str, Any]:
         encoded = self._encode(texts, new_tokens=options["max_new_tokens"])
+        if not encoded["attention_mask"].any(dim=1).all():
+            raise InferenceError(ErrorCode.INVALID_ARG, "a text has no tokens, and nothing can be generated behind it")
         encoded.pop("token_type_ids", None)
         made = self._model.generate(**encoded, pad_token_id=self._tokenizer.pad_token_id, **options)
         new = self._tokenizer.batch_decode(made[:, encoded["input_ids"].shape[1] :], skip_special_tokens=True)
