@@ -254,6 +254,7 @@ def test_the_routes_of_openai_say_how_a_text_is_generated(tmp_path: Path) -> Non
             return [choice["text"] for choice in reply.json["choices"]]
 
         assert written() == written(temperature=0) == [wanted]
+        assert written(top_k=-1, seed=3) == written(top_k=0, seed=3)
         sampled = written(temperature=1.5, seed=3, n=2)
         assert written(temperature=1.5, seed=3, n=2) == sampled
         assert sampled[0] != sampled[1]

@@ -345,6 +345,8 @@ def _generation(text: str, positions: int) -> dict[str, Any]:
         )
     if "do_sample" not in given and {"temperature", "top_p", "top_k"} & given.keys():
         options["do_sample"] = given.get("temperature") != 0
+    if options.get("top_k") == -1:
+        options["top_k"] = 0  # all tokens: what clients say with -1 the library says with 0
     if not options["do_sample"] and given.get("temperature") == 0:
         del options["temperature"]  # which clients say for the likeliest token each time, and the library refuses
     return options
