@@ -58,7 +58,9 @@ def _read(members: Members, values: Values) -> tuple[Sampling, bytes]:
         refuse_unsupported("top_logprobs", "'top_logprobs' needs 'logprobs'.")
     tools = read_tools(members)
     choice = members.take("tool_choice")
-    variables = members.mapping("chat_template_kwargs") or {}
+    variables: Json = {}
+    if "chat_template_kwargs" not in values.target.config.inputs_by_name:
+        variables = members.mapping("chat_template_kwargs") or {}
     if tools:
         put_tools(values, tools, choice)
         if choice != "none":

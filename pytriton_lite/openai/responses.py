@@ -68,7 +68,8 @@ def _read(members: Members, values: Values) -> tuple[Sampling, bytes, Json]:
         if members.take(name) is not None:
             raise ApiError(f"Unrecognized request argument supplied: {name}", param=name, code="unknown_parameter")
     for name in _NOT_USED:
-        members.take(name)
+        if name not in values.target.config.inputs_by_name:
+            members.take(name)
     sampling = read_sampling(members, values)
     if most is not None:
         sampling.max_tokens = most
@@ -80,6 +81,7 @@ def _read(members: Members, values: Values) -> tuple[Sampling, bytes, Json]:
         refuse_unsupported("tool_choice", "'tool_choice' is only allowed when 'tools' are specified.")
     if text_options is not None:
         read_response_format(_chat_format(Members.of(text_options, "text")), values, "text.format")
+    take_rest(members, values)  # before what is only repeated is taken: the model may have an input for it
     repeated = {
         "instructions": members.take("instructions"),
         "max_output_tokens": most,
@@ -91,7 +93,6 @@ def _read(members: Members, values: Values) -> tuple[Sampling, bytes, Json]:
         "parallel_tool_calls": members.take("parallel_tool_calls") is not False,
         "text": text_options or {"format": {"type": "text"}},
     }
-    take_rest(members, values)
     variables = {"tools": chat_tools} if chat_tools and choice != "none" else {}
     return sampling, conversation(values.target, messages, variables), repeated
 

@@ -166,6 +166,34 @@ ECHO_CONFIG = """
     parameters { key: "OPENAI" value { string_value: "chat" } }
 """
 
+KNOBS = """
+    import json
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        '''Says what it was given beside the messages.'''
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            given = {tensor.name(): json.loads(tensor.as_numpy()[0]) for tensor in request.inputs()}
+            del given["messages"]
+            text = np.array([json.dumps(given).encode()], np.object_)
+            return pb_utils.InferenceResponse([pb_utils.Tensor("text", text)])
+"""
+KNOBS_CONFIG = """
+    backend: "python"
+    input [
+      { name: "messages" data_type: TYPE_STRING dims: [ 1 ] },
+      { name: "chat_template_kwargs" data_type: TYPE_STRING dims: [ 1 ] optional: true },
+      { name: "metadata" data_type: TYPE_STRING dims: [ 1 ] optional: true },
+      { name: "reasoning" data_type: TYPE_STRING dims: [ 1 ] optional: true }
+    ]
+    output [ { name: "text" data_type: TYPE_STRING dims: [ 1 ] } ]
+    parameters { key: "OPENAI" value { string_value: "chat" } }
+"""
+
 MIRROR = """
     import json
     import numpy as np
@@ -504,6 +532,7 @@ def write_openai_models(repository: Path) -> None:
     write_model(repository, "eager", AGENT, AGENT_CONFIG.replace(f"    {chooses}", ""))
     counts = '{ name: "logprobs" data_type: TYPE_INT32'
     write_model(repository, "yes_or_no", AGENT, AGENT_CONFIG.replace(counts, counts.replace("INT32", "BOOL")))
+    write_model(repository, "knobs", KNOBS, KNOBS_CONFIG)
     write_model(repository, "mirror", MIRROR, MIRROR_CONFIG)
     write_model(repository, "counter", COUNTER, COUNTER_CONFIG)
     write_model(repository, "endless", ENDLESS, ENDLESS_CONFIG)

@@ -211,6 +211,15 @@ def test_a_member_that_is_called_like_an_input_is_that_tensor(server: RunningSer
     assert mirrored(server, bias=[1, 2, 3])["bias"] == [1, 2, 3]
 
 
+def test_so_is_what_only_templates_take_or_nobody_and_on_both_routes(server: RunningServer) -> None:
+    given = {"chat_template_kwargs": {"enable_thinking": False}, "metadata": {"a": "b"}, "reasoning": {"effort": "low"}}
+    said = chat(server, "knobs", **given)
+    assert json.loads(said.json["choices"][0]["message"]["content"]) == given
+    responded = server.post("/v1/responses", {"model": "knobs", "input": "hi", **given})
+    assert json.loads(responded.json["output"][0]["content"][0]["text"]) == given
+    assert responded.json["metadata"] == {"a": "b"}
+
+
 def test_defaults_of_the_configuration_stand_where_the_client_says_nothing(server: RunningServer) -> None:
     given = mirrored(server)
     assert (given["TEMPERATURE"], given["max_tokens"]) == ([0.25], 77)
