@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from pytriton_lite.frontends.grpc.carried import CarriedCalls
     from pytriton_lite.frontends.grpc.server import GrpcListener
     from pytriton_lite.openai.app import OpenAiApp
+    from pytriton_lite.openai.options import OpenAiOptions
     from pytriton_lite.remote.repositories import RemoteRepositories
     from pytriton_lite.remote.url import RemoteUrl
 
@@ -228,6 +229,8 @@ class Composition:
         """Listening sockets whose connections go to processes of front ends."""
         self._clouds: CloudListeners | None = None
         """What SageMaker and Vertex AI ask; None where neither is wanted."""
+        self._openai_options: OpenAiOptions | None = None
+        """What OpenAI's routes are told, from `prepare` on; None where there are to be none."""
         self._openai: OpenAiApp | None = None
         """OpenAI's routes, once somebody has asked for one."""
         self._access: AccessLog | None = None
@@ -292,6 +295,7 @@ class Composition:
         self._open_access_log()
         self._check_transport()
         self._check_tls()
+        self._openai_options = self._read_openai_options()
         await self._bind()
         self._start_front_ends(self.engine)
 
@@ -670,14 +674,20 @@ class Composition:
 
         return make
 
-    def _openai_routes(self, engine: Server, large: LargeDocuments) -> MakeApp | None:
-        """What makes the application of OpenAI's routes; None where there is to be none. Raises StartError."""
-        if not self._settings.allow_openai:
+    def _read_openai_options(self) -> OpenAiOptions | None:
+        """None where there are to be none of OpenAI's routes. Raises StartError for a file of keys that cannot be used."""
+        if not (self._settings.allow_openai and self._settings.allow_http):
             return None
         try:
-            options = openai_options(self._settings, self._on_admin)
+            return openai_options(self._settings, self._on_admin)
         except ValueError as error:
             raise StartError(str(error)) from None
+
+    def _openai_routes(self, engine: Server, large: LargeDocuments) -> MakeApp | None:
+        """What makes the application of OpenAI's routes; None where there is to be none."""
+        options = self._openai_options
+        if options is None:
+            return None
 
         def make() -> AsgiApp:
             from pytriton_lite.openai.app import OpenAiApp  # when somebody asks

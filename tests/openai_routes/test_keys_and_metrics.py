@@ -87,6 +87,13 @@ def test_a_file_without_keys_does_not_let_everybody_in(tmp_path: Path) -> None:
         RunningServer(tmp_path / "models", flags=(f"--openai-api-key-file={tmp_path / 'keys.txt'}",)).__enter__()
 
 
+def test_a_file_of_keys_that_is_not_there_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    write_model(tmp_path / "models", "scribe", SCRIBE, COMPLETION_CONFIG)
+    with pytest.raises(Exception, match="cannot be read: No such file") as caught:
+        RunningServer(tmp_path / "models", flags=(f"--openai-api-key-file={tmp_path / 'none'}",)).__enter__()
+    assert "loading: scribe" not in str(caught.value)
+
+
 # ------------------------------------------------------------------------------------------- processes, limits, lines
 
 
