@@ -74,9 +74,11 @@ def load(door: str, name: str) -> Any:
         return None
     try:
         return found.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever a stranger's module does when it is imported
+        logger.debug("the plug-in '%s' (%s: %s)", name, door, found.value, exc_info=True)
+        reason = error if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: {error}"
         raise InferenceError(
-            ErrorCode.UNAVAILABLE, f"the plug-in '{name}' ({door}: {found.value}) cannot be imported: {error}"
+            ErrorCode.UNAVAILABLE, f"the plug-in '{name}' ({door}: {found.value}) cannot be imported: {reason}"
         ) from error
 
 

@@ -1,12 +1,14 @@
-"""Packages that want the same name behind a door."""
+"""Packages that want the same name behind a door, and one that cannot be imported."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from pytriton_lite import doors
+from pytriton_lite.core.errors import ErrorCode, InferenceError
 
 
 @pytest.fixture
@@ -49,3 +51,25 @@ def test_names_of_one_alone_are_told_without_a_warning(strangers: Path, caplog: 
     assert doors.load(doors.REPOSITORY_SOURCES, "s3") is not None
     assert {"s3", "both"} <= set(doors.names(doors.REPOSITORY_SOURCES))
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise RuntimeError('no device')", "RuntimeError: no device"),
+        ("def", "SyntaxError: invalid syntax (__init__.py, line 1)"),
+        ("import nothing_of_that_name", "No module named 'nothing_of_that_name'"),
+    ],
+)
+def test_a_plug_in_that_cannot_be_imported_is_named_whatever_it_raises(
+    strangers: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
+) -> None:
+    (strangers / "second" / "__init__.py").write_text(code)
+    (strangers / "second-1.0.dist-info" / "entry_points.txt").write_text(
+        f"[{doors.TRACE_SINKS}]\nbroken = second:sink\n"
+    )
+    monkeypatch.delitem(sys.modules, "second", raising=False)
+    with pytest.raises(InferenceError) as caught:
+        doors.load(doors.TRACE_SINKS, "broken")
+    text = f"the plug-in 'broken' ({doors.TRACE_SINKS}: second:sink) cannot be imported: {reason}"
+    assert (caught.value.code, caught.value.message) == (ErrorCode.UNAVAILABLE, text)
