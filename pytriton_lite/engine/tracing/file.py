@@ -34,6 +34,8 @@ from pytriton_lite.engine.tracing.tensors import (
 
 _MOST_CALLERS = 8192
 """Whose calls wait for them. A caller that the full queue dropped never comes; the calls of the oldest are written then."""
+_MOST_CALL_BYTES = 64 << 20
+"""Bytes of tensors in these calls, beyond which the same is done."""
 
 
 class FileTrace:
@@ -109,6 +111,8 @@ class TraceFile:
         self._path = path
         self._calls: dict[int, _Record] = {}
         """What was recorded of calls whose caller has not ended, by the caller's number."""
+        self._call_bytes = 0
+        """Bytes of tensors in them."""
         self._arrays: dict[int, _Array] = {}
         """The files that are not full by the number of clients' requests that is to go into one; FILE itself by 0."""
         self._files = itertools.count()
@@ -118,15 +122,21 @@ class TraceFile:
         assert isinstance(trace, FileTrace)
         objects = _objects(timeline, trace)
         if trace.number in self._calls:
-            objects = [*self._calls.pop(trace.number).objects, *objects]
+            objects = [*self._take_calls(trace.number).objects, *objects]
         if not objects:
             return  # tensors alone are wanted, and it had none
         if trace.parent is None or trace.is_late:
             self._write(_Record(trace.log_frequency, objects))
             return
         self._calls.setdefault(trace.parent, _Record(trace.log_frequency, [])).objects.extend(objects)
-        if len(self._calls) > _MOST_CALLERS:
-            self._write(self._calls.pop(next(iter(self._calls))))
+        self._call_bytes += _tensor_bytes(objects)
+        while len(self._calls) > _MOST_CALLERS or self._call_bytes > _MOST_CALL_BYTES:
+            self._write(self._take_calls(next(iter(self._calls))))
+
+    def _take_calls(self, caller: int) -> _Record:
+        record = self._calls.pop(caller)
+        self._call_bytes -= _tensor_bytes(record.objects)
+        return record
 
     def finish(self) -> None:
         for orphans in self._calls.values():
@@ -168,6 +178,10 @@ class _Array:
                 os.pwrite(file.fileno(), b"]" if length else b"", max(0, length - 1))
                 raise
         self.appended += 1
+
+
+def _tensor_bytes(objects: Iterable[_Object]) -> int:
+    return sum(len(tensor.data) for _, tensor in objects if tensor is not None)
 
 
 def _texts(objects: Iterable[_Object]) -> Iterator[bytes]:

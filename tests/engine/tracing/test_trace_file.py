@@ -283,6 +283,33 @@ def test_calls_whose_callers_never_come_do_not_pile_up(
     assert ids(path) == [5, 6, 8, 4]
 
 
+def test_tensors_of_calls_whose_callers_never_come_do_not_pile_up(
+    path: Path, tracing: Callable[..., Traced], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under load callers with large tensors are dropped, and the calls that they have made are not."""
+    monkeypatch.setattr(trace_file, "_MOST_CALL_BYTES", 16)
+    traced = tracing(levels=TENSORS)
+
+    def call(caller: Timeline) -> Timeline:
+        made = traced.begin("bls", caller)
+        assert isinstance(made.trace, FileTrace)
+        made.trace.on_accepted([Tensor("X", dtypes.FP32, (2,), bytes(8))])
+        return made
+
+    callers = [traced.begin() for _ in range(3)]
+    inner = call(callers[0])
+    for timeline in (call(inner), inner, call(callers[1])):  # 8 bytes, 16 that wait for the first caller, and 8
+        traced.end(timeline)
+    assert ids(path) == [5, 4]
+    traced.end(call(callers[2]))
+    traced.end(callers[2])
+    traced.end(callers[1])
+    assert ids(path) == [5, 4, 7, 6]
+    traced.end(call(traced.begin()))
+    traced.end(call(traced.begin()))
+    assert ids(path) == [5, 4, 7, 6]
+
+
 def test_a_call_for_a_request_that_has_ended_is_not_traced() -> None:
     numbers = FileTraces()
     ended = numbers.begin(TIMESTAMPS, 0)
