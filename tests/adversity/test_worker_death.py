@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.wire_models import Gate, wait_pending, wait_until
+from tests.contract.wire_models import Gate, metric, wait_pending, wait_until
 from tests.harness import (
     MODEL_REPOSITORY,
     RunningServer,
@@ -164,6 +164,15 @@ def test_the_log_says_of_which_model_and_version_a_worker_died_and_is_back(tmp_p
         assert server.infer("m", [tensor("IN", "INT32", [1], [-7])]).status == 503
         server.wait_for_log(r"worker of instance 'm_0' \(pid \d+\) exited with code 7; restarting it\" \[m:2 m_0\]")
         server.wait_for_log(r"instance 'm_0' is back \(pid \d+\)\" \[m:2 m_0\]")
+
+
+def test_the_worker_of_a_passive_instance_that_is_replaced_is_counted(tmp_path: Path) -> None:
+    groups = 'instance_group [ { kind: KIND_CPU }, { name: "idle" passive: true kind: KIND_CPU } ]'
+    write_model(tmp_path, "m", dies_on_demand(), ONE_INPUT + groups)
+    with RunningServer(tmp_path) as server:
+        os.kill(only_pid(server, "idle"), signal.SIGKILL)
+        server.wait_for_log(r"instance 'idle_0' is back")
+        assert metric(server, "pytriton_lite_worker_restarts", "m") == 1
 
 
 def test_a_model_that_dies_before_it_ever_served_becomes_not_ready_with_the_reason(tmp_path: Path) -> None:

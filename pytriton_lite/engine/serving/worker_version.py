@@ -552,7 +552,7 @@ class WorkerVersion(ServedVersion):
         self._dispatcher.has_room(instance)
 
     def on_state(self, instance: Instance) -> None:
-        here = sum(known.keeper.restarts for known in (*self._instances, *self._leaving))
+        here = sum(known.keeper.restarts for known in (*self._instances, *self._passive, *self._leaving))
         self.statistics.worker_restarts = self._past_restarts + here
         self._judge()
 
