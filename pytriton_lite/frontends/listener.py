@@ -133,8 +133,8 @@ class _ResetWatch:
     """Tells of connections that the peer resets although nothing is read from them any more.
 
     asyncio does not look at a socket whose peer has ended its side. An epoll object that waits for no event reports errors
-    and hang-ups alone, and can itself be read when there is one. Where the system has no epoll, as macOS, nobody is told: the
-    answer is made, and the write finds that the client has gone.
+    and hang-ups alone, and can itself be read when there is one. Where the system has no epoll, as macOS, or no
+    descriptor is left for one, nobody is told: the answer is made, and the write finds that the client has gone.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,10 @@ class _ResetWatch:
         if not hasattr(select, "epoll"):
             return
         if self._epoll is None:
-            self._epoll = select.epoll()
+            try:
+                self._epoll = select.epoll()
+            except OSError:
+                return
             self._loop.add_reader(self._epoll.fileno(), self._on_reset)
         descriptor = transport.get_extra_info("socket").fileno()
         self._epoll.register(descriptor, 0)

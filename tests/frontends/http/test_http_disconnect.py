@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
@@ -185,6 +186,27 @@ def test_client_that_closes_its_side_is_answered_where_there_is_no_epoll(
         await client.server.request()
         client.writer.write_eof()
         assert await client.reader.readuntil(b"\r\n\r\n") == CONTINUE
+        await client.server.let_go()
+        assert await client.sums() == [2.0] * 4
+        assert await client.reader.read() == b""
+
+    with_client(scenario)
+
+
+@both_ways
+def test_client_that_closes_its_side_is_answered_where_no_descriptor_is_left(
+    head: str, with_client: WithClient
+) -> None:
+    async def scenario(client: Client) -> None:
+        client.send(message(head))
+        await client.server.request()
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))  # nobody may open anything
+        try:
+            client.writer.write_eof()
+            assert await client.reader.readuntil(b"\r\n\r\n") == CONTINUE
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         await client.server.let_go()
         assert await client.sums() == [2.0] * 4
         assert await client.reader.read() == b""
