@@ -313,9 +313,9 @@ class ModelUnderTest:
 
     def _completed(self, coroutine: CoroutineType[Any, Any, Any]) -> object:
         done = threading.Event()
-        ended: list[asyncio.Task[Any]] = []
+        ended: list[asyncio.Future[Any]] = []
 
-        def on_done(task: asyncio.Task[Any]) -> None:
+        def on_done(task: asyncio.Future[Any]) -> None:
             ended.append(task)
             done.set()
 
@@ -327,7 +327,7 @@ class ModelUnderTest:
         answerings = [answering for request in requests if (answering := request._answer()) is not None]
         instance = self._host.instance_name
 
-        def on_done(task: asyncio.Task[Any]) -> None:
+        def on_done(task: asyncio.Future[Any]) -> None:
             try:
                 check_nothing(task.result(), instance=instance)
             except BaseException as error:

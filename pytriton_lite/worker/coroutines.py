@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-Done = Callable[["asyncio.Task[Any]"], None]
+Done = Callable[["asyncio.Future[Any]"], None]
 
 
 class ModelLoop:
@@ -22,7 +22,10 @@ class ModelLoop:
         self._is_stopping = False
 
     def prepare(self, coroutine: Coroutine[Any, Any, Any], on_done: Done) -> Running:
-        """*coroutine*, to be started; *on_done* is called in the loop's thread with its task, however it ends."""
+        """*coroutine*, to be started; *on_done* is called in the loop's thread with its task, however it ends.
+
+        With a future that has the exception where no task could be made of it.
+        """
         return Running(self._started(), coroutine, on_done)
 
     def runs_here(self) -> bool:
@@ -75,10 +78,16 @@ class Running:
         self._loop.call_soon_threadsafe(self._start)
 
     def _start(self) -> None:
-        assert self._coroutine is not None
-        self._task = self._loop.create_task(self._coroutine)
-        self._coroutine = None  # the frame of a coroutine that ended holds the requests
-        self._task.add_done_callback(self._on_done)
+        coroutine, self._coroutine = self._coroutine, None  # the frame of a coroutine that ended holds the requests
+        assert coroutine is not None
+        try:
+            self._task = self._loop.create_task(coroutine)
+        except BaseException as error:  # of a task factory of the model's
+            failed = self._loop.create_future()
+            failed.set_exception(error)
+            self._on_done(failed)
+        else:
+            self._task.add_done_callback(self._on_done)
 
     def cancel(self) -> None:
         """Cancel its task, from any thread."""

@@ -325,7 +325,7 @@ class Executions:
         context.run(running.start)
         self.cancel_coroutine(batch.number)  # it may have come before there was anything to cancel
 
-    def _on_done(self, end: Callable[[asyncio.Task[Any]], None], task: asyncio.Task[Any]) -> None:
+    def _on_done(self, end: Callable[[asyncio.Future[Any]], None], task: asyncio.Future[Any]) -> None:
         """Have *end* end a batch whose coroutine has ended. In the loop's thread."""
         self._leave_a_child(int(task.cancelled() or task.exception() is not None))
         try:
@@ -337,7 +337,7 @@ class Executions:
             traceback.print_exc()
             self._conversation.mailbox.break_off()
 
-    def _on_default_done(self, batch: Batch, task: asyncio.Task[Any]) -> None:
+    def _on_default_done(self, batch: Batch, task: asyncio.Future[Any]) -> None:
         """Answer *batch*, in default mode, whose coroutine has ended. In the loop's thread."""
         if task.cancelled() and self._senders.is_all_cancelled(batch.number, len(batch.requests)):
             self._close_all(batch)
@@ -353,7 +353,7 @@ class Executions:
             self._collect()
         self._flush_after(task)
 
-    def _on_decoupled_done(self, number: int, answerings: list[Answering | None], task: asyncio.Task[Any]) -> None:
+    def _on_decoupled_done(self, number: int, answerings: list[Answering | None], task: asyncio.Future[Any]) -> None:
         """End what the coroutine has not ended with its error, or when nobody can answer any more. In the loop's thread."""
         try:
             check_nothing(_result_of(task), instance=self._start.instance)
@@ -372,7 +372,7 @@ class Executions:
             self._collect()
         self._flush_after(task)
 
-    def _flush_after(self, task: asyncio.Task[Any]) -> None:
+    def _flush_after(self, task: asyncio.Future[Any]) -> None:
         """Give back the slots of inputs and replies when *task*, which may still refer to them, is gone."""
         task.get_loop().call_soon(self._conversation.flush)
 
@@ -431,7 +431,7 @@ class Executions:
         self._loop.close()
 
 
-def _result_of(task: asyncio.Task[Any]) -> object:
+def _result_of(task: asyncio.Future[Any]) -> object:
     """What the coroutine returned. Raises ExecuteFailed for what it raised."""
     if task.cancelled():
         raise ExecuteFailed("the coroutine of the execute function was cancelled.")

@@ -56,3 +56,33 @@ def test_a_model_that_stops_the_loop_is_served_on(tmp_path: Path) -> None:
             served = server.infer("m", [tensor("IN", "INT32", [1], [value])])
             assert (served.status, served.json["outputs"][0]["data"]) == (200, [value])
         assert server.stop() == 0
+
+
+BREAKS_TASKS = """
+    import asyncio
+    import triton_python_backend_utils as pb_utils
+
+    def broken(loop, coroutine, **options):
+        loop.set_task_factory(None)
+        coroutine.close()
+        raise ValueError("no task today")
+
+    class TritonPythonModel:
+        async def execute(self, requests):
+            value = requests[0].inputs()[0].as_numpy()
+            if value[0] < 0:
+                asyncio.get_running_loop().set_task_factory(broken)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)])]
+"""
+
+
+def test_a_task_factory_of_the_models_that_fails_fails_its_request_alone(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", BREAKS_TASKS, CONFIG)
+    with RunningServer(tmp_path) as server:
+        assert server.infer("m", [tensor("IN", "INT32", [1], [-1])]).status == 200
+        failed = server.infer("m", [tensor("IN", "INT32", [1], [7])])
+        assert failed.status == 500
+        assert "ValueError: no task today" in failed.error
+        served = server.infer("m", [tensor("IN", "INT32", [1], [7])])
+        assert (served.status, served.json["outputs"][0]["data"]) == (200, [7])
+        assert server.stop() == 0
