@@ -37,7 +37,7 @@ class Call(PendingCall):
             raise TritonModelException(CALL_LOST)
 
     def abandon(self) -> None:
-        if not self.is_complete:
+        if not self.is_complete and not self.is_lost:
             self._calls.abandon(self.number)
 
     def notify(self, callback: Callable[[], None]) -> None:

@@ -284,7 +284,12 @@ class InferenceRequest:
         """Call the model and wait for its response, which may be an error; with *decoupled*, for the first of them."""
         decoupled = _truth_of("exec", decoupled)
         call = host().call(self, decoupled=decoupled)
-        call.wait(1)
+        try:
+            call.wait(1)
+        except BaseException:  # of a signal handler of the model's, a time limit say: nobody can ask for the responses
+            call.is_discarded = True
+            call.abandon()
+            raise
         return ResponseIterator(call) if decoupled else call.only_response()
 
     @overload

@@ -1104,6 +1104,36 @@ def test_cancelling_an_iterator_cancels_the_callees_request(server: RunningServe
     server.wait_for_log(re.escape("cancelled: [False, False] [True, True]"))
 
 
+def test_a_call_that_a_signal_handler_of_the_models_interrupts_is_cancelled(server: RunningServer) -> None:
+    """As one is whose future is cancelled. The callee sends the signal, until its caller waits for it."""
+    script = """
+        sender = request.get_response_sender()
+        while not request.is_cancelled():
+            os.kill(CALLER, SIGNAL)
+        print("the callee was cancelled", flush=True)
+        sender.send(flags=FINAL)
+    """
+    told = ask(
+        server,
+        f"""
+        import signal
+
+        def interrupt(number, frame):
+            while frame is not None and frame.f_code.co_name != "wait":
+                frame = frame.f_back
+            if frame is not None:
+                signal.signal(number, signal.SIG_IGN)
+                raise pb_utils.TritonModelException("it takes too long")
+
+        signal.signal({signal.SIGUSR1:d}, interrupt)
+        script = {script!r}.replace("CALLER, SIGNAL", f"{{os.getpid()}}, {signal.SIGUSR1:d}")
+        answer(refusal(to("streams", script).exec, decoupled=True))
+        """,
+    )
+    assert told == "it takes too long"
+    server.wait_for_log("the callee was cancelled")
+
+
 def test_a_caller_that_cancels_hears_what_the_callee_sends_all_the_same(server: RunningServer) -> None:
     script = """
         sender = request.get_response_sender()
