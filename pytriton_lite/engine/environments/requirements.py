@@ -17,6 +17,7 @@ _FORMAT = "1"
 
 _INCLUDE = re.compile(r"(?:-r|--requirement|-c|--constraint)(?:\s+|=|(?<=-[rc]))(?P<path>\S.*)")
 _FROM = re.compile(r"(?:-e|--editable|-f|--find-links)(?:\s+|=|(?<=-[ef]))(?P<path>\S.*)")
+_EDITABLE = re.compile(r"-e|--editable")
 _ARCHIVES = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tgz")
 
 _MADE_BY_BUILDS = re.compile(r"build|dist|.*\.egg-info|__pycache__|\.git")
@@ -28,7 +29,8 @@ _READ_WHOLE_BYTES = 1 << 20
 def requirements_key(requirements: Path, *, python: str, version: str, platform: str) -> str:
     """The name of the folder for the environment of *requirements* on the interpreter *python*.
 
-    It changes with the text, with files that the text includes, and with what it names on this machine: folders, wheels.
+    It changes with the text, with files that the text includes, and with what it names on this machine: folders, wheels; and
+    with where a folder is that is installed with ``-e``.
     What a package index offers is not looked at. Raises OSError when the file cannot be read.
     """
     digest = hashlib.sha256()
@@ -59,6 +61,8 @@ def _add_requirements(digest: hashlib._Hash, path: Path, seen: set[Path]) -> Non
             continue
         place = _local_place(line, path.parent)
         if place is not None:
+            if _EDITABLE.match(line):  # the environment only refers to it
+                _add(digest, os.fsencode(place.resolve()))
             _add_tree(digest, place)
 
 

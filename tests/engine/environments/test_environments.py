@@ -490,6 +490,38 @@ def test_modules_beside_the_requirements_are_not_taken_for_those_of_the_installe
     assert word_in(prepare(tmp_path, python=with_pip, **allowed(tmp_path))) == "installed"
 
 
+LINKS = """
+import os, zipfile
+
+def build_editable(folder, *_, **__):
+    name, info = "helper-1.0-py3-none-any.whl", "helper-1.0.dist-info"
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
+        wheel.writestr("helper.pth", os.getcwd())
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: helper\\nVersion: 1.0\\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(f"{info}/RECORD", "".join(f"{each},,\\n" for each in ("helper.pth", f"{info}/METADATA")))
+    return name
+"""
+IN_TREE = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+
+
+def test_an_environment_that_refers_to_a_folder_is_not_that_of_a_copy_elsewhere(
+    wheels: Path, tmp_path: Path, with_pip: str
+) -> None:
+    path = write_requirements(tmp_path, f"--no-index\n--find-links {wheels.as_uri()}\ntiny\nnumpy\n-e ./helper\n")
+    folder = path.with_name("helper")
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text(IN_TREE)
+    (folder / "backend.py").write_text(LINKS)
+    (folder / "helper.py").write_text("")
+    prepare(tmp_path, python=with_pip, **allowed(tmp_path))
+    shutil.move(tmp_path / "m", tmp_path / "moved" / "m")
+    moved = prepare(tmp_path / "moved", python=with_pip, **allowed(tmp_path))
+    assert output_of(moved, "import helper; print(helper.__file__)") == str(
+        tmp_path / "moved" / "m" / "helper" / "helper.py"
+    )
+
+
 def test_an_environment_of_requirements_that_is_not_complete_is_built_again(
     installer: str, wheels: Path, tmp_path: Path
 ) -> None:
