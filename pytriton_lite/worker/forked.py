@@ -100,8 +100,10 @@ def _give_up(background_s: float, code: int) -> None:
     main = threading.main_thread()
     names = [f"'{each.name}'" for each in threading.enumerate() if not each.daemon and each is not main]
     what = f"these threads have not ended: {', '.join(names)}" if names else "an exit handler has not returned"
-    print(f"the model was finalized {background_s:g} s ago, and {what}; the process ends without", file=sys.stderr)
-    _end(code)
+    try:
+        print(f"the model was finalized {background_s:g} s ago, and {what}; the process ends without", file=sys.stderr)
+    finally:  # the model may have closed the stream
+        _end(code)
 
 
 def flush_streams() -> None:

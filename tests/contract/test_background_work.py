@@ -130,3 +130,14 @@ def test_what_never_ends_is_named_and_ended_with_its_process(tmp_path: Path) -> 
     assert f"{ended} these threads have not ended: 'writer'; the process ends without\" [thread:1" in log
     assert f'{ended} an exit handler has not returned; the process ends without" [handler:1' in log
     assert 'has not ended 5.5 s after finalize, killing it and what it has started" [stopped:1 stopped_0]' in log
+
+
+def test_what_never_ends_is_ended_with_its_process_where_nothing_can_be_said_of_it(tmp_path: Path) -> None:
+    write(tmp_path, "m", f"{IN_A_THREAD}; __import__('sys').stderr.close()", work="threading.Event().wait()")
+    with RunningServer(tmp_path / "models", flags=("--exit-timeout-secs=1", EXPLICIT)) as server:
+        must_load(server, "m")
+        value_of(server, "m")
+        assert unload(server, "m").status == 200
+        wait_unloaded(server, "m")
+        assert server.stop() == 0
+    assert "killing" not in server.log
