@@ -185,7 +185,8 @@ class Server:
         self._log_settings = options.log_settings
         self._on_log_settings = on_log_settings
         options.workers.log_levels.set(options.log_settings.levels)
-        self._fork_servers = ForkServers(head_start=head_start)
+        # Twice: one that is only slow is ready when the load is asked for again that has not waited longer for it.
+        self._fork_servers = ForkServers(start_s=2 * options.workers.hello_timeout_s, head_start=head_start)
         self._foreground = foreground
         self._environments = Environments(
             options.workers.executable,

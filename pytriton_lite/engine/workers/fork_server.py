@@ -116,9 +116,9 @@ class ForkServer:
     Owned by whoever started it, until `close`. When it dies, all its workers die with it (bootstrap.py), and every
     ``exited`` future that it owes is resolved.
 
-    One that is stopped or hangs neither forks nor reports. So whatever is asked of it has to be answered in `_ANSWER_S`, and
-    the kernel tells us of workers' ends as well (pidfd). When it is *stuck* it is asked for nothing more; its workers, which
-    need nothing of it, serve on.
+    One that is stopped or hangs neither forks nor reports. So whatever is asked of it has to be answered in `_ANSWER_S`, the
+    first question in *start_s*, and the kernel tells us of workers' ends as well (pidfd). When it is *stuck* it is asked for
+    nothing more; its workers, which need nothing of it, serve on.
     """
 
     whole: ShowsStacks | None = None
@@ -127,10 +127,11 @@ class ForkServer:
         self,
         process: BegunProcess,
         *,
+        start_s: float | None = None,
         answer_s: float = _ANSWER_S,
         report_s: float = _REPORT_S,
     ) -> None:
-        """Take over *process*."""
+        """Take over *process*, which may take *start_s* until it answers for the first time: it may have numpy to import."""
         self.executable = process.executable
         self._advice = process.advice
         self._process = process.process
@@ -147,6 +148,7 @@ class ForkServer:
         self.is_alive = True
         self.is_stuck = False
         """Whether it did not answer in time. That is final: what it says later is heard, and it is given nothing more to do."""
+        self._start_s = start_s
         self._answer_s = answer_s
         self._report_s = report_s
         self._has_answered = False
@@ -169,11 +171,12 @@ class ForkServer:
         self._loop.add_reader(control.fileno(), self._read)
 
     @classmethod
-    def start(cls, environment: Environment) -> ForkServer:
+    def start(cls, environment: Environment, *, start_s: float | None = None) -> ForkServer:
         """Start it; whether its interpreter works is known when the first worker is asked for."""
         executable = environment.executable
         try:
-            return cls(ForkProcess(executable, environment.start_variables, environment.libraries))
+            process = ForkProcess(executable, environment.start_variables, environment.libraries)
+            return cls(process, start_s=start_s)
         except OSError as error:  # no such file, or no descriptors or processes left
             text = f"the worker interpreter '{executable}' cannot be started: {error.strerror}"
             raise InferenceError(ErrorCode.INTERNAL, text) from error
@@ -275,13 +278,19 @@ class ForkServer:
             _kill_group(pid)
 
     def _expect_answer(self) -> None:
-        """See to it that a silence is noticed. It may take its time to import numpy, so the first answer has no limit here."""
+        """See to it that a silence is noticed."""
+        limit_s = self._limit_s
         if self._overdue is not None:
             self._owes_more = True
-        elif self._has_answered and not self.is_stuck and self.is_alive:
+        elif limit_s is not None and not self.is_stuck and self.is_alive:
             self._owes_more = False
             self._is_asked = self._ask_for_sign()
-            self._overdue = self._loop.call_later(self._answer_s, self._on_overdue)
+            self._overdue = self._loop.call_later(limit_s, self._on_overdue)
+
+    @property
+    def _limit_s(self) -> float | None:
+        """How long it may take to answer; None for as long as it likes."""
+        return self._answer_s if self._has_answered else self._start_s
 
     def _ask_for_sign(self) -> bool:
         """Whether there is room for the question. One who is gone is heard of elsewhere."""
@@ -310,7 +319,7 @@ class ForkServer:
             "worker interpreter %s (pid %d) has not answered for %g s: another takes its place, its %d workers serve on",
             self.executable,
             self.pid,
-            self._answer_s,
+            self._limit_s,
             len(self._exits),
         )
         for spawned in self._spawning:
@@ -513,9 +522,15 @@ class ForkServers:
     A dead one is replaced when it is next needed; one that is not needed any more ends.
     """
 
-    def __init__(self, *, idle_s: float = _IDLE_S, head_start: HeadStart | None = None) -> None:
-        """*head_start* becomes the fork server of its environment, when that is needed. It is ours from now on."""
+    def __init__(
+        self, *, idle_s: float = _IDLE_S, start_s: float | None = None, head_start: HeadStart | None = None
+    ) -> None:
+        """*start_s* is as for `ForkServer`.
+
+        *head_start* becomes the fork server of its environment, when that is needed. It is ours from now on.
+        """
         self._idle_s = idle_s
+        self._start_s = start_s
         self._head_start = head_start
         self._by_environment: dict[Environment, ForkServer] = {}
         self._endings: dict[Environment, asyncio.TimerHandle] = {}
@@ -529,7 +544,7 @@ class ForkServers:
         if server is None or not server.is_alive:
             if server is not None:
                 server.close()
-            server = self._take_head_start(environment) or ForkServer.start(environment)
+            server = self._take_head_start(environment) or ForkServer.start(environment, start_s=self._start_s)
             self._by_environment[environment] = server
             server.on_idle = lambda: self._end_later(environment)
         self._end_later(environment)  # for one that is not asked for a worker after all
@@ -547,7 +562,7 @@ class ForkServers:
         if process.variables != environment.start_variables:
             return None
         self._head_start = None
-        return ForkServer(process)
+        return ForkServer(process, start_s=self._start_s)
 
     def end_head_start(self) -> None:
         """End what was started in advance, unless it is somebody's fork server by now."""

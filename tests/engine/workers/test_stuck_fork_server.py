@@ -128,6 +128,33 @@ def test_one_that_answers_is_left_alone_however_much_is_asked() -> None:
     with_fork_servers(scenario)
 
 
+def test_one_that_hangs_before_its_first_answer_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        f"    os.mkdir({str(tmp_path / 'begun')!r})\n"
+        "except FileExistsError:\n"
+        "    pass\n"
+        "else:\n"
+        "    signal.pause()\n"
+    )
+
+    async def scenario() -> None:
+        servers = ForkServers(start_s=WAIT_S)
+        with ExitStack() as stack:
+            stack.callback(servers.close)
+            ends = Ends(stack)
+            environment = Environment(sys.executable, {**os.environ, "PYTHONPATH": str(tmp_path)})
+            hanging = servers.get(environment)
+            hanging._start_s = ANSWER_S
+            with pytest.raises(ForkServerStuck):
+                await asyncio.wait_for(hanging.spawn(ends.descriptors()), WAIT_S)
+            pid, _ = await asyncio.wait_for(servers.get(environment).spawn(ends.descriptors()), WAIT_S)
+            assert is_running(pid) and not is_running(hanging.pid)
+
+    asyncio.run(scenario())
+
+
 def test_a_version_gets_its_next_worker_from_another_fork_server(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with World(tmp_path) as world:
