@@ -8,7 +8,7 @@ from pytriton_lite.config.auto_complete import merge_completed
 from pytriton_lite.config.model_config import ModelConfig
 from pytriton_lite.engine.environments import Environment
 from pytriton_lite.engine.workers.backends import Backend
-from pytriton_lite.engine.workers.fork_server import ForkServers
+from pytriton_lite.engine.workers.fork_server import ForkServers, ForkServerStuck
 from pytriton_lite.engine.workers.process import run_task
 from pytriton_lite.engine.workers.settings import WorkerSettings, model_start
 
@@ -32,5 +32,8 @@ async def completed_config(
     rule that the completed configuration breaks.
     """
     start = model_start(config, None, version=version, directory=directory, workers=workers, backend=backend)
-    completed = await run_task(start, workers, fork_servers.get(environment))
+    try:
+        completed = await run_task(start, workers, fork_servers.get(environment))
+    except ForkServerStuck:
+        completed = await run_task(start, workers, fork_servers.get(environment))  # another one
     return config if completed is None else merge_completed(config, completed)

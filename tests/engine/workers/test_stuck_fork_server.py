@@ -18,17 +18,20 @@ from pathlib import Path
 
 import pytest
 
+from pytriton_lite.config.model_config import check_for_load, read_model_config
 from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.engine.environments import Environment
+from pytriton_lite.engine.models.auto_complete import completed_config
 from pytriton_lite.engine.workers import fork_server
 from pytriton_lite.engine.workers.fork_process import BOOTSTRAP
 from pytriton_lite.engine.workers.fork_server import ForkServer, ForkServers, ForkServerStuck
+from pytriton_lite.engine.workers.settings import WorkerSettings
 from pytriton_lite.ipc.channel import FrameReader
 from pytriton_lite.ipc.messages import Kind
 from tests.engine.fork_server_kit import ANSWER_S, Ends, stop
 from tests.engine.starts import start_of
-from tests.engine.version_kit import WAIT_S, World, kill, name_in, wait_until
-from tests.harness import is_running
+from tests.engine.version_kit import TENSORS, WAIT_S, World, kill, name_in, wait_until
+from tests.harness import is_running, write_model
 
 
 def with_fork_servers(scenario: Callable[[ForkServers, ForkServer, Ends], Awaitable[None]]) -> None:
@@ -169,6 +172,39 @@ def test_a_version_gets_its_next_worker_from_another_fork_server(tmp_path: Path)
             assert other.instances[0].pid == before
 
     asyncio.run(scenario())
+
+
+def test_a_configuration_is_completed_by_way_of_another_one(tmp_path: Path) -> None:
+    code = """
+        class TritonPythonModel:
+            @staticmethod
+            def auto_complete_config(config):
+                config.set_max_batch_size(4)
+                return config
+    """
+    folder = write_model(tmp_path, "m", code, TENSORS)
+    config = check_for_load(read_model_config(folder, versions=[1]), model_dir=folder, gpu_ids=())
+    workers = WorkerSettings(
+        executable=sys.executable,
+        shm_prefix="pytriton_lite_test_",
+        ring_bytes=1 << 20,
+        hello_timeout_s=WAIT_S,
+        ready_timeout_s=WAIT_S,
+    )
+
+    async def scenario(servers: ForkServers, server: ForkServer, ends: Ends) -> None:
+        stop(server)
+        completed = await completed_config(
+            config,
+            version=1,
+            directory=folder,
+            workers=workers,
+            fork_servers=servers,
+            environment=Environment(sys.executable, dict(os.environ)),
+        )
+        assert completed.max_batch_size == 4
+
+    with_fork_servers(scenario)
 
 
 def test_instances_that_share_their_model_come_from_another_process_then(tmp_path: Path) -> None:
