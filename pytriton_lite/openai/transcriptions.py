@@ -28,6 +28,8 @@ Json = dict[str, Any]
 
 _FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 _FILE = "file"
+_LONGEST_NUMBER = 64
+"""Characters; the longest that a double is written with are 24."""
 _MOST_CHUNKS = 1024
 """Chunks of a WAV file, of which most have three. `wave` takes a microsecond or two for each, and 64 MiB have millions."""
 
@@ -62,8 +64,9 @@ async def _asked(exchange: Exchange) -> _Asked:
     large = exchange.around.large
     form = await large.run(len(body), lambda: read_form(body, content_type), exchange.scope)
     exchange.observe(form.texts.get("model", ""))
-    members = _members(form)
-    values = Values(find_target(exchange.server, members, Task.TRANSCRIPTION))
+    values = Values(find_target(exchange.server, Members(form.texts), Task.TRANSCRIPTION))
+    members = _members(form, values.target)
+    members.take("model")
     members.take(_FILE)
     if _FILE not in form.files:
         raise ApiError("Missing required parameter: 'file'.", param=_FILE, code="missing_required_parameter")
@@ -205,22 +208,34 @@ def _clock(seconds: float, mark: str) -> str:
     return f"{whole // 3_600_000:02}:{whole // 60_000 % 60:02}:{whole // 1000 % 60:02}{mark}{whole % 1000:03}"
 
 
-def _members(form: Form) -> Members:
-    """The texts of *form* as JSON would have them."""
-    values: Json = dict(form.texts)
+def _members(form: Form, target: Target) -> Members:
+    """The texts of *form* as JSON would have them: a form has no numbers, and an input of the model may take some."""
+    values: Json = {}
+    for name, text in form.texts.items():
+        spec = target.config.inputs_by_name.get(name)
+        values[name] = text if spec is None or spec.datatype is dtypes.BYTES else _number(text)
     for name in ("temperature", "priority"):
-        if name in values:
+        if name in form.texts:
             try:
-                number = float(values[name])
+                number = float(form.texts[name])
             except ValueError:
                 number = math.nan
             if not math.isfinite(number):
-                refuse_value(name, f"expected a number, but got '{values[name]}' instead.")
+                refuse_value(name, f"expected a number, but got '{form.texts[name]}' instead.")
             values[name] = number
-    if "stream" in values:
+    if "stream" in form.texts:
         words = {"true": True, "false": False}
-        values["stream"] = words.get(values["stream"].lower(), values["stream"])
+        values["stream"] = words.get(form.texts["stream"].lower(), form.texts["stream"])
     return Members(values)
+
+
+def _number(text: str) -> object:
+    """The number or truth value that *text* is to JSON; *text*, which no tensor of numbers takes, where it is neither."""
+    try:
+        found = orjson.loads(text) if len(text) <= _LONGEST_NUMBER else text
+    except orjson.JSONDecodeError:
+        return text
+    return found if isinstance(found, (bool, int, float)) else text
 
 
 # Audio --------------------------------------------------------------------------------------------------------------

@@ -463,18 +463,24 @@ FILE_READER = """
     import triton_python_backend_utils as pb_utils
 
     class TritonPythonModel:
-        '''Says how many bytes the file has.'''
+        '''Says how many bytes the file has, and what else it was given.'''
         def execute(self, requests):
             answers = []
             for request in requests:
                 data = pb_utils.get_input_tensor_by_name(request, "file").as_numpy()[0]
-                said = np.array([str(len(data)).encode()], np.object_)
+                others = [f" {one.name()} {one.as_numpy()[0]}" for one in request.inputs() if one.name() != "file"]
+                said = np.array([(str(len(data)) + "".join(sorted(others))).encode()], np.object_)
                 answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("text", said)]))
             return answers
 """
 FILE_READER_CONFIG = """
     backend: "python"
-    input [ { name: "file" data_type: TYPE_STRING dims: [ 1 ] } ]
+    input [
+      { name: "file" data_type: TYPE_STRING dims: [ 1 ] },
+      { name: "beams" data_type: TYPE_INT32 dims: [ 1 ] optional: true },
+      { name: "gain" data_type: TYPE_FP32 dims: [ 1 ] optional: true },
+      { name: "trims" data_type: TYPE_BOOL dims: [ 1 ] optional: true }
+    ]
     output [ { name: "text" data_type: TYPE_STRING dims: [ 1 ] } ]
     parameters { key: "OPENAI" value { string_value: "transcription" } }
 """

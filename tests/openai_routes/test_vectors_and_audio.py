@@ -218,6 +218,17 @@ def test_a_model_that_takes_files_gets_them_as_they_are(server: RunningServer) -
     assert transcribe(server, data, "file_reader").json == {"text": str(len(data))}
 
 
+def test_inputs_of_numbers_take_what_a_form_can_only_say_as_text(server: RunningServer) -> None:
+    reply = transcribe(server, b"abc", "file_reader", beams="5", gain="0.5", trims="true")
+    assert reply.json == {"text": "3 beams 5 gain 0.5 trims True"}
+
+
+@pytest.mark.parametrize("given", ["many", "2.5", "[5]", "null", "1e99", "NaN", ""])
+def test_what_is_no_number_for_an_input_is_refused(server: RunningServer, given: str) -> None:
+    reply = transcribe(server, b"abc", "file_reader", beams=given)
+    assert (reply.status, reply.json["error"]["param"]) == (400, "beams")
+
+
 def test_segments_come_as_json_and_as_subtitles(server: RunningServer) -> None:
     verbose = transcribe(server, sound(), response_format="verbose_json", language="no").json
     assert (verbose["language"], verbose["duration"], verbose["text"]) == ("no", 1.0, "0.50 0.25 ")
