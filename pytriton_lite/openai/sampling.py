@@ -66,9 +66,7 @@ def read_sampling(members: Members, values: Values) -> Sampling:
     top_k = members.integer("top_k", -1, (1 << 31) - 1)
     if top_k is not None:
         values.put("top_k", top_k)
-    for name in values.target.declared.defaults:
-        if name not in values.target.declared.inputs and name not in values.parameters:
-            values.put(name, values.target.declared.defaults[name])
+    values.put_defaults()
     found.count = members.integer("n", 1, MOST_CHOICES) or 1
     found.seed = members.integer("seed", -(1 << 63), (1 << 63) - 1 - MOST_CHOICES)
     found.max_tokens = _read_max_tokens(members, values)

@@ -86,6 +86,12 @@ class Values:
         else:
             self._put_parameter(name, value)
 
+    def put_defaults(self) -> None:
+        """The parameters among the configuration's defaults that the client has not given; `request` has the tensors."""
+        for name, value in self.target.declared.defaults.items():
+            if name not in self.target.declared.inputs and name not in self.parameters:
+                self._put_parameter(name, value)
+
     def put_tensor(self, name: str, value: object, *, param: str | None = None) -> None:
         """A value that has to have a tensor; what is no text nor a list of texts is written as JSON. Raises ApiError."""
         if name not in self.target.declared.inputs:

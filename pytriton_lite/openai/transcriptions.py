@@ -84,14 +84,16 @@ async def _asked(exchange: Exchange) -> _Asked:
     temperature = members.number("temperature", 0, 1)
     if temperature is not None:
         values.put("temperature", temperature)
+    values.put_defaults()
     if members.truth("stream"):
         refuse_unsupported("stream", "Transcriptions are not streamed here.")
     for name in ("timestamp_granularities[]", "include[]", "chunking_strategy"):
         members.take(name)
+    language = members.take("language") or values.target.declared.defaults.get("language", "")
     take_rest(members, values)
     request = values.request(exchange.request_id, changed)
     request.timeline = exchange.timeline
-    return _Asked(values.target, [request], form_of_answer, str(values.fields.get("language", "")))
+    return _Asked(values.target, [request], form_of_answer, str(language))
 
 
 async def _hear(exchange: Exchange, asked: _Asked) -> _Heard:

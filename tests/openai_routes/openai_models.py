@@ -485,6 +485,32 @@ FILE_READER_CONFIG = """
     parameters { key: "OPENAI" value { string_value: "transcription" } }
 """
 
+STENOGRAPHER = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        '''Says its parameters, and no segments.'''
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            said = {"text": request.parameters(), "segments": "[]"}
+            return pb_utils.InferenceResponse([
+                pb_utils.Tensor(name, np.array([text.encode()], np.object_)) for name, text in said.items()
+            ])
+"""
+STENOGRAPHER_CONFIG = """
+    backend: "python"
+    input [ { name: "file" data_type: TYPE_STRING dims: [ 1 ] } ]
+    output [
+      { name: "text" data_type: TYPE_STRING dims: [ 1 ] },
+      { name: "segments" data_type: TYPE_STRING dims: [ 1 ] }
+    ]
+    parameters { key: "OPENAI" value { string_value: "transcription" } }
+    parameters { key: "OPENAI_DEFAULTS" value { string_value: "language=de, temperature=0.25" } }
+"""
+
 ENSEMBLE_CONFIG = """
     platform: "ensemble"
     input [ { name: "QUESTION" data_type: TYPE_STRING dims: [ 1 ] } ]
@@ -548,6 +574,7 @@ def write_openai_models(repository: Path) -> None:
     write_model(repository, "single", EMBEDDER, SINGLE_CONFIG)
     write_model(repository, "ranker", RANKER, RANKER_CONFIG)
     write_model(repository, "listener", LISTENER, LISTENER_CONFIG)
+    write_model(repository, "stenographer", STENOGRAPHER, STENOGRAPHER_CONFIG)
     write_model(repository, "file_reader", FILE_READER, FILE_READER_CONFIG)
     for name, template in BAD_TEMPLATES.items():
         folder = write_model(repository, name, SCRIBE, SCRIBE_CONFIG)

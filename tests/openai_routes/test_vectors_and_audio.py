@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import struct
 import wave
 from collections.abc import Awaitable, Callable
@@ -221,6 +222,15 @@ def test_a_model_that_takes_files_gets_them_as_they_are(server: RunningServer) -
 def test_inputs_of_numbers_take_what_a_form_can_only_say_as_text(server: RunningServer) -> None:
     reply = transcribe(server, b"abc", "file_reader", beams="5", gain="0.5", trims="true")
     assert reply.json == {"text": "3 beams 5 gain 0.5 trims True"}
+
+
+@pytest.mark.parametrize(("given", "language"), [({"language": "fr"}, "fr"), ({}, "de")])
+def test_the_language_is_the_clients_or_the_configurations_where_the_model_says_none(
+    server: RunningServer, given: dict[str, str], language: str
+) -> None:
+    reply = transcribe(server, b"abc", "stenographer", response_format="verbose_json", **given)
+    assert (reply.status, reply.json["language"]) == (200, language)
+    assert json.loads(reply.json["text"]) == {"language": language, "temperature": 0.25}
 
 
 @pytest.mark.parametrize("given", ["many", "2.5", "[5]", "null", "1e99", "NaN", ""])
