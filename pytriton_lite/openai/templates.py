@@ -60,15 +60,19 @@ class _Renderer:
             self.kill()
 
     async def start(self, template: ChatTemplate) -> None:
-        """Raises InferenceError where the template is none."""
+        """Raises InferenceError where the template is none, and where no process can be started."""
         await self._let_go()
-        self._process = await asyncio.create_subprocess_exec(
-            *command_of("pytriton_lite.openai.renderer"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=1 << 20,
-            start_new_session=True,
-        )
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command_of("pytriton_lite.openai.renderer"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=1 << 20,
+                start_new_session=True,
+            )
+        except OSError as error:  # descriptors or processes are used up, which passes
+            text = f"no process for the chat template can be started: {error}"
+            raise InferenceError(ErrorCode.UNAVAILABLE, text) from None
         self._is_killed = False
         with_tools = template.text if template.text_with_tools is None else template.text_with_tools
         given = {"template": template.text, "with_tools": with_tools, "tokens": dict(template.tokens)}

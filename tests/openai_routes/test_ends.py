@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -194,6 +195,26 @@ def test_what_is_constant_in_a_template_takes_no_more_memory_than_a_rendering() 
             await templates.render(served, b"{}")
         assert await templates.render(version(2), b'{"x": 3}') == "2: 3"
         await templates.close()
+
+    in_loop(scenario)
+
+
+def test_without_a_descriptor_for_its_process_a_template_can_be_asked_again() -> None:
+    async def scenario() -> None:
+        before = children()
+        templates = Templates()
+        served = version(1)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))  # those that are open stay
+        try:
+            with pytest.raises(InferenceError, match="model 'm': no process for the chat template") as raised:
+                await templates.render(served, b'{"x": 0}')
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert raised.value.code is ErrorCode.UNAVAILABLE
+        assert await templates.render(served, b'{"x": 1}') == "1: 1"
+        await templates.close()
+        assert children() == before
 
     in_loop(scenario)
 
