@@ -5,6 +5,7 @@ As in `validate`, functions called ``broken_…`` yield what is wrong, in Triton
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -93,7 +94,7 @@ def broken_batching_library(message: model_config_pb.ModelConfig) -> Iterator[Br
             "TRITON_BATCH_STRATEGY_PATH cannot be specified with sequence batcher, using default batching strategy",
             place,
         )
-    if not Path(path).exists():
+    if not os.path.exists(path):  # no error where it cannot be looked at, as pathlib's would be
         yield BrokenRule(ErrorCode.NOT_FOUND, f"Batching library path not found: {path}", place)
     yield BrokenRule(
         ErrorCode.UNSUPPORTED,

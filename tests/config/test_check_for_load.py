@@ -206,6 +206,12 @@ def test_unusual_configuration_that_loads(load: Load, text: str) -> None:
             id="row 79",
         ),
         pytest.param(
+            parameter("TRITON_BATCH_STRATEGY_PATH", "/" + "n" * 300),
+            ErrorCode.NOT_FOUND,
+            f"Batching library path not found: /{'n' * 300}",
+            id="row 79, where nobody can look",
+        ),
+        pytest.param(
             parameter("TRITON_BATCH_STRATEGY_PATH", "/"),
             ErrorCode.UNSUPPORTED,
             "TRITON_BATCH_STRATEGY_PATH of model 'm' names a native batching library, /: pytriton-lite loads none. "
