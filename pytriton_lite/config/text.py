@@ -252,7 +252,9 @@ class _Parser:
         self._read_message(entry, unnamed)
         named = f'{path}["{entry.key}"]'
         inside = unnamed + ".value"
-        for known in [known for known in self.offsets if known.startswith(unnamed)]:
+        # The last ones that were noted, so that a map of thousands is read in no more time than they take.
+        own = list(itertools.takewhile(lambda known: known.startswith(unnamed), reversed(self.offsets)))
+        for known in reversed(own):
             place = self.offsets.pop(known)
             if known.startswith(inside):
                 self.offsets[named + known.removeprefix(inside)] = place

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from pytriton_lite.config.errors import PollError
@@ -335,3 +337,23 @@ def test_bytes_that_are_no_utf8_are_refused_in_a_string_and_ignored_in_a_comment
 def test_fields_newer_than_triton_2_51_are_known() -> None:
     message = parse('model_metrics { metric_control { metric_identifier { family: "f" } } } ' + INPUT)
     assert message.model_metrics.metric_control[0].metric_identifier.family == "f"
+
+
+def test_twice_as_many_parameters_are_twice_the_work() -> None:
+    def calls(entries: int) -> int:
+        text = "".join(f'parameters {{ key: "k{at}" value {{ string_value: "v" }} }}\n' for at in range(entries))
+        count = 0
+
+        def on_event(frame: object, event: str, called: object) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        before = sys.getprofile()
+        sys.setprofile(on_event)
+        try:
+            read_config_text(text, source="m/config.pbtxt")
+        finally:
+            sys.setprofile(before)
+        return count
+
+    assert calls(2000) < 3 * calls(1000)
