@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import glob
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -1341,8 +1341,9 @@ class Settings:
 
         For "", which all of them read, whether the operator has any.
         """
-        is_here = any(self.backend_directory.glob(f"{glob.escape(name) or '*'}/model.py"))
-        return is_here or name in doors.names(doors.BACKENDS)
+        if name:
+            return os.path.isfile(self.backend_directory / name / "model.py") or name in doors.names(doors.BACKENDS)
+        return any(self.backend_directory.glob("*/model.py"))
 
     def backend_value(self, backend: str, key: str) -> str | None:
         """The last value given for *key* of *backend*; None if there is none."""

@@ -291,6 +291,11 @@ def test_a_backend_setting_that_nothing_reads_warns_once() -> None:
     assert parse(argv, {}).warnings == ("--backend-config=tensorflow,version=2 has no effect: nothing here reads it",)
 
 
+def test_a_path_in_place_of_a_backends_name_is_one_that_nothing_reads(tmp_path: Path) -> None:
+    text = f"--backend-config={tmp_path},version=2"
+    assert parse([text], {}).warnings == (f"{text} has no effect: nothing here reads it",)
+
+
 def test_a_setting_of_a_backend_that_a_package_brings_is_not_warned_of() -> None:
     assert parse(["--backend-config=sklearn,allow-pickle=true"], {}).warnings == ()
 
@@ -403,7 +408,7 @@ def test_the_output_may_have_been_replaced_under_python(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr.split()[0]) == (0, b"pytriton-lite")
 
 
-@pytest.mark.parametrize("argv", [["check"], ["debug"], []])
+@pytest.mark.parametrize("argv", [["debug"], []])
 def test_a_file_that_cannot_be_looked_at_is_told_in_a_line(argv: list[str]) -> None:
     command = [sys.executable, "-m", "pytriton_lite", *argv, "x" * 300]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=PROJECT)
