@@ -15,7 +15,7 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,8 +107,10 @@ class _Record(NamedTuple):
 class TraceFile:
     """The writer's side: a `Recorder`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, is_over: Callable[[], bool] = lambda: False) -> None:
+        """*is_over* says that nothing is wanted any more: what comes then, and what is being written, raises."""
         self._path = path
+        self._is_over = is_over
         self._calls: dict[int, _Record] = {}
         """What was recorded of calls whose caller has not ended, by the caller's number."""
         self._call_bytes = 0
@@ -143,14 +145,24 @@ class TraceFile:
             self._write(orphans)
 
     def _write(self, record: _Record) -> None:
+        self._check_wanted()
         most = record.log_frequency
         array = self._arrays.get(most)
         if array is None:
             path = self._path.with_name(f"{self._path.name}.{next(self._files)}") if most else self._path
             array = self._arrays[most] = _Array(path)
-        array.append(_texts(record.objects))
+        array.append(self._while_wanted(_texts(record.objects)))
         if array.appended == most:
             del self._arrays[most]
+
+    def _while_wanted(self, texts: Iterable[bytes]) -> Iterator[bytes]:
+        for text in texts:
+            self._check_wanted()
+            yield text
+
+    def _check_wanted(self) -> None:
+        if self._is_over():
+            raise RuntimeError("the server has ended")
 
 
 class _Array:

@@ -16,6 +16,8 @@ from pytriton_lite.engine.tracing.writer import TraceWriter
 
 _CLOSE_S = 5.0
 """How long the end waits for a disk or a collector that does not answer."""
+_CUT_OFF_S = 1.0
+"""How long it then waits for a file to be complete: what has been written of a trace is taken back."""
 
 
 class Tracer:
@@ -64,9 +66,11 @@ class Tracer:
             raise InferenceError(ErrorCode.INVALID_ARG, f"Request for unknown model : {model}")
 
     def close(self) -> None:
-        """Write what is left. Nothing may end afterwards."""
-        if self._writer is not None:
-            self._writer.close(_CLOSE_S)
+        """Write what is left, as far as there is time. Nothing may end afterwards."""
+        if self._writer is not None and not self._writer.close(_CLOSE_S) and isinstance(self._sink, TritonMode):
+            # The process is about to end, perhaps in the middle of a trace.
+            self._sink.cut_off()
+            self._writer.wait(_CUT_OFF_S)
 
 
 def _make_sink(options: TraceOptions) -> TraceSink:

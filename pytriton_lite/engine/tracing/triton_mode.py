@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from pytriton_lite.core.timeline import Timeline, Trace
@@ -18,6 +19,7 @@ class TritonMode:
     def __init__(self, options: TraceOptions) -> None:
         self._path = Path(options.file)
         self._traces = FileTraces()
+        self._is_over = threading.Event()
 
     def begin(self, timeline: Timeline, header: HeaderOf, settings: TraceSettings) -> Trace | None:
         if timeline.protocol == "bls":
@@ -34,4 +36,8 @@ class TritonMode:
         return trace.nbytes
 
     def recorder(self) -> Recorder:
-        return TraceFile(self._path)
+        return TraceFile(self._path, self._is_over.is_set)
+
+    def cut_off(self) -> None:
+        """Have nothing more written, and what is being written taken back: the files are complete then."""
+        self._is_over.set()

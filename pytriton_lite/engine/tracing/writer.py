@@ -53,6 +53,8 @@ class TraceWriter:
         self._has_warned = False
         self._last_failure = ""
         self._failed_s = 0.0
+        self._is_late = False
+        """Whether the end has waited in vain: what is left is lost, and its failures are no news."""
         self._thread = threading.Thread(target=self._work, name="traces", daemon=True)
         self._thread.start()
 
@@ -70,22 +72,28 @@ class TraceWriter:
             self._has_warned = True
             logger.warning("traces come faster than they can be written: some are dropped")
 
-    def close(self, timeout_s: float) -> None:
-        """Write what waits, for so long at most."""
+    def close(self, timeout_s: float) -> bool:
+        """Write what waits, for so long at most; whether all of it was. Otherwise nothing more is begun."""
         self._queue.put(None)
         self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        self._is_late = self._thread.is_alive()
+        if self._is_late:
             logger.error("the last traces are lost: they could not be written within %g s", timeout_s)
         if self._dropped:
             logger.warning("%d traces were dropped, because they came faster than they could be written", self._dropped)
+        return not self._is_late
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait, for so long at most, until what was being written behind `close` is or has failed."""
+        self._thread.join(timeout_s)
 
     def _work(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := self._queue.get()) is not None and not self._is_late:
             timeline, nbytes = item
             self._guard(partial(self._record, timeline))
             with self._lock:
                 self._waiting_bytes -= nbytes
-        if self._recorder is not None:
+        if self._recorder is not None and not self._is_late:
             self._guard(self._recorder.finish)
 
     def _record(self, timeline: Timeline) -> None:
@@ -98,9 +106,12 @@ class TraceWriter:
         try:
             work()
         except OSError as error:
+            if self._is_late:
+                return
             now_s = self._clock()
             if str(error) != self._last_failure or now_s - self._failed_s >= _QUIET_S:
                 logger.error("traces cannot be written: %s", error)
             self._last_failure, self._failed_s = str(error), now_s
         except Exception:
-            logger.exception("a trace cannot be written")
+            if not self._is_late:
+                logger.exception("a trace cannot be written")
