@@ -369,7 +369,7 @@ def _origin(record: logging.LogRecord) -> tuple[str, int | None]:
 
 def place_of(record: logging.LogRecord) -> str:
     file, line = _origin(record)
-    return file if line is None else f"{file}:{line}"
+    return printable(file if line is None else f"{file}:{line}")
 
 
 def subject_of(record: logging.LogRecord) -> str:
@@ -379,14 +379,14 @@ def subject_of(record: logging.LogRecord) -> str:
     parts = [
         None if model is None else f"{model}" if version is None else f"{model}:{version}",
         None if instance is None else f"{instance}",
-        f"request {printable(request_id)}" if request_id else None,
+        f"request {request_id}" if request_id else None,
     ]
-    words = " ".join(part for part in parts if part is not None)
+    words = " ".join(printable(part) for part in parts if part is not None)
     return f" [{words}]" if words else ""
 
 
 def printable(text: str) -> str:
-    """Clients choose the ids of their requests; none of them may begin a line of the log."""
+    """Clients choose ids of requests, and names of what they load; none of them may begin a line of the log."""
     return text if text.isprintable() else json.dumps(text)[1:-1]
 
 

@@ -119,6 +119,15 @@ def test_no_exception_of_a_model_can_begin_a_line_of_the_log() -> None:
     assert below == ["  At:", "    model.py(1): f", r"  E1121 01:27:47.282570 1 a.py:1] \u001b[31m"]
 
 
+@pytest.mark.parametrize("log_format", LogFormat)
+def test_no_name_can_begin_a_line_of_the_log(log_format: LogFormat) -> None:
+    forged = "x\nE1121 01:27:47.282570 1 a.py:1] \x1b[31m"
+    named = record(model=forged, version=1, instance=f"{forged}_0", request_id=forged, user_file=f"/{forged}.py")
+    text = line(log_format, named)
+    assert text.isprintable()
+    assert text.count(r"x\nE1121") == 4
+
+
 def test_a_traceback_is_lines_below_the_line() -> None:
     try:
         raise ValueError("boom")
