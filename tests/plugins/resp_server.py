@@ -71,6 +71,8 @@ class RespServer:
             return None
         if self.mood == "garbage":
             return b"HTTP/1.1 400 Bad Request\r\n\r\n"
+        if self.mood == "slow to keep" and name == b"SET":
+            return None
         if self.mood == "full" and name == b"SET":
             return b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
         if name == b"GET":

@@ -467,6 +467,25 @@ def test_a_redis_that_is_full_is_said_once_although_it_answers_lookups(
     assert len([line for line in warnings_of(caplog) if "refuses: command not allowed" in line]) == 2
 
 
+def test_an_answer_that_redis_does_not_take_in_time_closes_it_for_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be so large that the network needs longer for it."""
+
+    async def act(scene: Scene) -> None:
+        space = scene.space()
+        await keep(scene, space, b"old")
+        scene.server.mood = "slow to keep"
+        for digest in (b"large", b"larger"):
+            await keep(scene, space, digest)
+            assert await find(space, digest) is None
+            assert await find(space, b"old") == KEPT
+
+    play(tmp_path, act, socket_timeout=SILENT_MS)
+    (line,) = warnings_of(caplog)
+    assert "has not taken an answer in time" in line
+
+
 def test_a_version_that_cannot_ask_for_its_generation_shares_nothing(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         await keep(scene, scene.space())

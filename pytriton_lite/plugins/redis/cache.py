@@ -6,7 +6,7 @@
   none, and ``drop`` deletes it. So nothing old is found either where Redis has thrown it out, as any entry.
 * Nothing here fails or delays a request for long. A lookup that Redis does not answer in time is a miss; the next second's
   are misses at once. An outage is said once when it begins and once when it is over. One for which no connection is free in
-  time is a miss, too, and says nothing of Redis.
+  time is a miss, too, and says nothing of Redis; nor does an answer that it has not taken in time, as that may be a large one.
 * Entries have no time to live, as with Triton: Redis is told how much it may hold, and what goes first (``maxmemory-policy``).
 * What lies there is taken for what a server has put there. Who may write to that Redis decides what clients are answered.
 """
@@ -74,6 +74,7 @@ class RedisCache(ResponseCache):
             )
             raise InferenceError(ErrorCode.UNAVAILABLE, text) from None
         self._refusals: type[Exception] = redis.ResponseError
+        self._timeouts: tuple[type[Exception], ...] = (redis.TimeoutError, asyncio.TimeoutError)
         self._place = f"{options.host}:{options.port}"
         self._clock = clock
         self._busy = f"all {options.pool_size} connections were busy for {options.wait_timeout} ms"
@@ -101,6 +102,7 @@ class RedisCache(ResponseCache):
         self._refused: set[str] = set()
         """Commands that Redis refused when they were sent last. One that is full refuses ``set``, and answers ``get``."""
         self._was_busy = False
+        self._was_slow = False
         self._closed_until_ns = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._inserts = 0
@@ -194,6 +196,10 @@ class RedisCache(ResponseCache):
             if str(error).startswith(_NO_CONNECTION):
                 self._say_busy()
                 raise Unanswered from None
+            if name == "set" and isinstance(error, self._timeouts):
+                # It may be a large one. Nobody waits for it, and the next lookup hears whether Redis is there.
+                self._say_slow(error)
+                raise Unanswered from None
             self._closed_until_ns = self._clock() + _PAUSE_NS
             if not self._is_out:
                 logger.warning(
@@ -217,6 +223,15 @@ class RedisCache(ResponseCache):
                 self._place,
             )
         self._was_busy = True
+
+    def _say_slow(self, error: Exception) -> None:
+        if not self._was_slow:
+            logger.warning(
+                "response cache: Redis at %s has not taken an answer in time: %s. Such answers are not kept (socket_timeout)",
+                self._place,
+                _reason(error),
+            )
+        self._was_slow = True
 
 
 class RedisSpace(CacheSpace):
