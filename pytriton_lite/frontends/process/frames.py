@@ -3,7 +3,7 @@
 Engine to front end                              Front end to engine
 -------------------                              -------------------
 START       settings, to begin with              READY      it can take connections
-CONNECTION  an accepted one; its descriptor      FAILED     it cannot, and why
+CONNECTION  an accepted one; its descriptor      FAILED     it cannot, or not any more, and why
             goes before                          GONE       connections of a listener that have ended
 MODEL       what can be found by a name          CALL       an inference request
 REGION      a client's region, or its end        CONSUMED   responses that were passed on

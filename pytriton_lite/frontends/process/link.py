@@ -263,6 +263,11 @@ class FrontEndLink(Link):
         """
         return wait_descriptor(self._descriptors)
 
+    def _end(self, reason: str) -> None:
+        if reason and self._is_open:  # the engine would only see us end
+            self._outlet.send(frames.said_frame(frames.FAILED, 0, reason))
+        super()._end(reason)
+
     def _read(self) -> None:
         for kind, body in self._receive():
             if kind == frames.TAKEN:

@@ -105,6 +105,16 @@ SLOW = """
             return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in found]
 """
 
+LARGE = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            found = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(array[0], np.int32))]) for array in found]
+"""
+
 
 def front_end_pids(server: RunningServer) -> list[int]:
     """Those that have not ended."""
@@ -515,6 +525,20 @@ def test_a_front_end_without_descriptors_drops_the_connections_that_come_and_kee
         server.wait_for_log("connections were closed at once: Too many open files")
         assert kept.infer("echo", 8)[0] == 200
         assert front_end_pids(server) == [pid]
+
+
+def test_a_front_end_that_cannot_go_on_says_why(repository: Path, tmp_path: Path) -> None:
+    write_model(tmp_path, "large", LARGE, ECHO_CONFIG)
+    flags = ("--frontends=1", f"--model-repository={tmp_path}")
+    with RunningServer(repository, flags=flags) as server, clients(server, 1) as (client,):
+        (pid,) = front_end_pids(server)
+        used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+        free = next(number for number in itertools.count() if number not in used)
+        limit = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, limit[1]))
+        with pytest.raises(OSError):  # the answer is in memory that it would have to map
+            client.infer("large", 100_000)
+        server.wait_for_log(rf"front end 0 \(pid {pid}\) has ended: Too many open files\. Its connections are lost")
 
 
 def test_connections_that_no_front_end_has_room_for_leave_the_server_its_descriptors(repository: Path) -> None:
