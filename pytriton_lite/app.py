@@ -869,6 +869,8 @@ class App:
         if self._settings.has_log_files:
             # Where there are none, SIGHUP ends the server, as does the terminal that it was started from.
             loop.add_signal_handler(signal.SIGHUP, self._reopen)
+        # Whoever started us may have had them blocked, and nobody could end the server then but with SIGKILL.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
         if self._owner is not None:
             loop.add_reader(self._owner.fileno(), self._on_owner_gone)
         # Bodies of megabytes come and go with every request: with four callers of 4 MiB over gRPC a seventh of the server's

@@ -130,6 +130,15 @@ def test_an_idle_server_ends_with_0_after_finalize_and_leaves_nothing(repository
     assert segments.names == []
 
 
+def test_a_signal_that_was_blocked_when_the_server_was_started_ends_it(repository: Path) -> None:
+    """A mask is inherited, from a supervisor that reads its own signals with sigwait for instance."""
+    code = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); os.execv(sys.argv[1], sys.argv[1:])"
+    with RunningServer(repository, python=(sys.executable, "-c", code, sys.executable)) as server:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+    assert "finalized" in server.log
+
+
 def test_a_request_in_flight_is_answered_before_the_server_ends(repository: Path, tmp_path: Path) -> None:
     """repository.md row 74, http.md row 119."""
     with RunningServer(repository) as server:
