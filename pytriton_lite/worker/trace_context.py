@@ -14,6 +14,8 @@ from contextvars import Token
 from typing import Any, Protocol
 
 from pytriton_lite.ipc.messages import RequestMessage
+from pytriton_lite.worker.process import host
+from pytriton_lite.worker.tracebacks import describe
 
 _LONGEST = 32_768
 """Characters of a context: a message has 16 bits for their number."""
@@ -63,6 +65,12 @@ class TraceContexts:
                 from opentelemetry import context
                 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
             except ImportError:
+                return False
+            except Exception as error:  # no fault of the request's, and the model may have no use for it
+                text = (
+                    f"OpenTelemetry's API cannot be imported, and does not show the server's spans: {describe(error)}"
+                )
+                host().log(1, __file__, 0, text)
                 return False
             self._api = context
             self._propagator = TraceContextTextMapPropagator()

@@ -370,6 +370,21 @@ answer(request.trace().get_context())
         collector.wait_trace(trace, OF_ONE_REQUEST)
 
 
+def test_a_model_whose_api_cannot_be_imported_serves_all_the_same(tmp_path: Path, collector: OtlpReceiver) -> None:
+    """Whatever it raises: some releases have StopIteration where the metadata of their package are missing."""
+    folder = write_scripted_model(tmp_path / "models")
+    model = folder / "1" / "model.py"
+    (folder / "1" / "opentelemetry").mkdir()
+    (folder / "1" / "opentelemetry" / "__init__.py").write_text("next(iter(()))\n")
+    before = 'import os, sys\nsys.modules.pop("opentelemetry", None)\nsys.path.insert(0, os.path.dirname(__file__))\n'
+    model.write_text(before + model.read_text())
+    with RunningServer(tmp_path / "models", flags=flags(collector)) as server:
+        for trace in ("1" * 32, "2" * 32):
+            reply = traced(server, trace, "answer(json.loads(request.trace().get_context())['traceparent'][3:35])")
+            assert (reply.status, json.loads(outputs_of(reply)["OUT"]["data"][0])) == (200, trace)
+        server.wait_for_log("OpenTelemetry's API cannot be imported, .*StopIteration")
+
+
 def test_a_collector_that_is_not_there_costs_spans_and_nothing_else(tmp_path: Path, collector: OtlpReceiver) -> None:
     write_scripted_model(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:  # and does not answer, so the port is nobody else's
