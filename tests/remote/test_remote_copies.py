@@ -12,11 +12,12 @@ import tarfile
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import s3fs
 
@@ -31,6 +32,7 @@ from pytriton_lite.repository.changes import ChangeTimes, change_times
 from pytriton_lite.repository.index import ModelDirectory, read_model_directory
 from pytriton_lite.repository.reader import ModelReader, RepositoryOptions
 from pytriton_lite.repository.refreshed import Refreshed
+from tests.answering_server import answering_server
 from tests.certificates import Certificates
 from tests.remote_servers import ACCESS, S3, WebServer, running_s3, running_web_server
 
@@ -718,6 +720,28 @@ def test_a_page_without_links_and_a_page_that_is_not_there_are_told(
         "an archive",
         f"failed to poll model repository '{missing}': {missing}/ is not there",
     ]
+
+
+def test_stopping_leaves_alone_what_others_of_the_process_read_with_fsspec(
+    web: WebServer, tmp_path: Path, open_remote: Open
+) -> None:
+    """A program that embeds a server, or has two of them."""
+    write(tmp_path / "www", {"a/1/model.py": "code a"})
+    halfway, goes_on = threading.Event(), threading.Event()
+
+    def answer(target: str, headers: Mapping[str, str]) -> tuple[int, dict[str, str], bytes]:
+        halfway.set()
+        goes_on.wait()
+        return 200, {}, b"content"
+
+    remote = open_remote(web.url)
+    remote.refresh()
+    with answering_server(answer) as url, ThreadPoolExecutor(1) as others:
+        reading = others.submit(fsspec.filesystem("http").cat_file, f"{url}/file")
+        halfway.wait()
+        remote.close()
+        goes_on.set()
+        assert reading.result() == b"content"
 
 
 def test_a_file_that_a_web_server_refuses_keeps_its_own_model_out(

@@ -9,6 +9,7 @@ import html
 import importlib
 import re
 import ssl
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
@@ -22,6 +23,9 @@ from pytriton_lite.repository.index import is_model_name
 
 _DEEPEST = 32
 """Folders inside each other on a web server; one that answers everything would have no end."""
+
+_CANCEL_S = 1.0
+"""How long what was cancelled may take to end."""
 
 _SSL_OBJECT = re.compile(r" ssl:<[^>]*>")
 """What aiohttp has in its texts, with an address that nobody needs."""
@@ -49,15 +53,60 @@ def open_filesystem(url: RemoteUrl, access: Access) -> Any:
             options["anon"] = True
         if access.azure_identity:
             options["credential"] = _azure_credential(access)
-        options.update(use_listings_cache=False, skip_instance_cache=True)
-        filesystem = fsspec.filesystem(access.protocol, **options)
-        if url.scheme == "gs" and filesystem.credentials.credentials is None:
-            if not access.may_be_public:
-                raise SourceError(f"{GOOGLE_FILE}: the file has no credentials that can be used")
-            # In front of each request gcsfs asks of which kind the bucket is. Without credentials that never succeeds, and is a
-            # search for some, and a warning, each time. The class below does not ask.
-            return importlib.import_module("gcsfs.core").GCSFileSystem(**{**options, "token": "anon"})
-        return filesystem
+        loop = _OwnLoop()
+        options.update(use_listings_cache=False, skip_instance_cache=True, loop=loop)
+        try:
+            return _make(fsspec, url, access, options)
+        except BaseException:
+            loop.end()
+            raise
+
+
+def _make(fsspec: Any, url: RemoteUrl, access: Access, options: Mapping[str, Any]) -> Any:
+    filesystem = fsspec.filesystem(access.protocol, **options)
+    if url.scheme == "gs" and filesystem.credentials.credentials is None:
+        if not access.may_be_public:
+            raise SourceError(f"{GOOGLE_FILE}: the file has no credentials that can be used")
+        # In front of each request gcsfs asks of which kind the bucket is. Without credentials that never succeeds, and is a
+        # search for some, and a warning, each time. The class below does not ask.
+        return importlib.import_module("gcsfs.core").GCSFileSystem(**{**options, "token": "anon"})
+    return filesystem
+
+
+class _OwnLoop(asyncio.SelectorEventLoop):
+    """A loop of one filesystem, in a thread of its own: what is on it may be cancelled.
+
+    fsspec's own is the whole process's: a program that embeds a server reads its files there, and other servers theirs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._runner = threading.Thread(target=self._run, name="fsspec", daemon=True)
+        self._runner.start()
+
+    def cancel_all(self) -> None:
+        """Cancel whatever is under way, from any thread."""
+        if not self.is_closed():
+            self.call_soon_threadsafe(self._cancel_all)
+
+    def end(self) -> None:
+        """Cancel, and close. Not running any more when this returns: finalizers of filesystems ask for that."""
+        if not self.is_closed():
+            self.call_soon_threadsafe(self.stop)
+            self._runner.join()
+
+    def _cancel_all(self) -> set[asyncio.Task[Any]]:
+        tasks = asyncio.all_tasks(self)
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    def _run(self) -> None:
+        self.run_forever()
+        left = self._cancel_all()
+        if left:  # a thread waits for each
+            self.run_until_complete(asyncio.wait(left, timeout=_CANCEL_S))
+        self.close()
 
 
 def _has_no_aws_credentials(profile: str | None) -> bool:
@@ -142,14 +191,9 @@ class FilesystemSource:
             raise Closing
 
     def interrupt(self) -> None:
-        """A host that says nothing would be waited for, and asked again, for minutes.
-
-        All that fsspec does is cancelled: nobody else in this process has a use for it.
-        """
+        """A host that says nothing would be waited for, and asked again, for minutes."""
         self._is_interrupted = True
-        loop = getattr(self._filesystem, "loop", None)
-        if loop is not None:
-            loop.call_soon_threadsafe(_cancel_all, loop)
+        self._filesystem.loop.cancel_all()
 
     def info(self, address: str) -> dict[str, Any]:
         info: dict[str, Any] = self._filesystem.info(address)
@@ -178,17 +222,18 @@ class FilesystemSource:
             self._filesystem.get_file(file.address, str(destination), callback=_callback(is_closing), **options)
 
     def close(self) -> None:
-        """Close the connections; the loop that they belong to is a thread of fsspec, and goes on."""
-        for session in (getattr(self._filesystem, name, None) for name in ("_session", "_s3")):
-            if session is not None and hasattr(self._filesystem, "close_session"):
+        """Close the connections and end their loop; adlfs needs it to close its own when the process ends."""
+        loop = self._filesystem.loop
+        if loop.is_closed() or not hasattr(self._filesystem, "close_session"):
+            return
+        sessions = (getattr(self._filesystem, name, None) for name in ("_session", "_s3"))
+        session = next((found for found in sessions if found is not None), None)
+        try:
+            if session is not None:
                 with _told(self._secrets):
-                    self._filesystem.close_session(self._filesystem.loop, session)
-                return
-
-
-def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
-    for task in asyncio.all_tasks(loop):
-        task.cancel()
+                    self._filesystem.close_session(loop, session)
+        finally:
+            loop.end()
 
 
 def identity_of(info: Mapping[str, Any]) -> str:
