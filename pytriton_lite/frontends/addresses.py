@@ -151,10 +151,14 @@ async def bind_socket(loop: asyncio.AbstractEventLoop, host: str, port: int, *, 
     except UnicodeError as error:  # two dots in a row, for instance
         raise ListenError(f"address '{host}' cannot be resolved: it is no name of a host") from error
     family, kind, protocol, _, address = found[0]
-    unbound = socket.socket(family, kind, protocol)
+    shown = f"{host}:{port}"
+    try:
+        unbound = socket.socket(family, kind, protocol)
+    except OSError as error:  # no IPv6 in this kernel, no descriptor
+        raise _listen_error(shown, error) from error
     if reuse_port:
         unbound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    return BoundSocket(_bind(f"{host}:{port}", unbound, address), f"{host}:{port}", None)
+    return BoundSocket(_bind(shown, unbound, address), shown, None)
 
 
 def _bind(shown: str, unbound: socket.socket, address: object) -> socket.socket:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import socket
 import stat
 from collections.abc import Iterator
@@ -148,3 +149,20 @@ def test_a_path_that_cannot_be_is_told(short_path: Path, name: str, reason: str)
     with pytest.raises(ListenError) as caught, bind(f"unix:{short_path / name}"):
         pass
     assert str(caught.value) == f"Socket 'unix:{short_path / name}' cannot be bound: {reason}"
+
+
+def test_a_socket_that_the_system_does_not_give_is_an_address_that_cannot_be_taken() -> None:
+    """As IPv6 is, where the kernel has none, or systemd's RestrictAddressFamilies leaves it out."""
+
+    async def bind_without_descriptors() -> BoundSocket:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            return await bind_socket(asyncio.get_running_loop(), "127.0.0.1", 0, reuse_port=False)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    with pytest.raises(ListenError, match=r"Socket '127.0.0.1:0' cannot be bound: Too many open files"):
+        asyncio.run(bind_without_descriptors())
