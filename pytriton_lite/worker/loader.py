@@ -62,7 +62,7 @@ def give(make_model: Callable[[], Any]) -> None:
 def import_model(files: ModelFiles) -> ModuleType:
     """Import the model's file as ``<version>.<stem>``, so that ``from . import helper`` works, or its backend's as ``model``.
 
-    An ``__init__.py`` beside the model's file runs first.
+    An ``__init__.py`` beside the model's file runs first, and may have imported that.
 
     A backend's module has ``BACKEND_SETTINGS``, a dict of texts, from its first line on. Triton's has not.
     Raises InferenceError(INTERNAL) for a file that cannot be one; whatever the file itself raises passes through.
@@ -80,8 +80,10 @@ def import_model(files: ModelFiles) -> ModuleType:
     # Appended, so that an installed module wins over one of the same name beside the model, as on Triton.
     folder = files.path.parent  # below the version's, where the file's name says so
     sys.path.extend(dict.fromkeys([str(folder), str(files.version_dir), str(files.model_dir), BACKEND_DIRECTORY]))
+    name = f"{files.version}.{files.path.stem}"
+    sys.modules.pop(name, None)  # another model's, which this process has had
     _import_package(str(files.version), folder)
-    return _import_file(f"{files.version}.{files.path.stem}", files.path)
+    return sys.modules.get(name) or _import_file(name, files.path)
 
 
 def _import_package(name: str, folder: Path) -> None:

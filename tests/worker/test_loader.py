@@ -65,6 +65,15 @@ def test_the_init_file_of_a_version_directory_runs_before_the_model(tmp_path: Pa
     assert (module.names, module.word) == (["1", "1"], "here")
 
 
+def test_a_model_that_its_init_file_imports_is_executed_once(tmp_path: Path) -> None:
+    write(tmp_path / "1" / "__init__.py", "from .model import words")
+    write(
+        tmp_path / "1" / "model.py",
+        "import sys\nwords = vars(sys.modules['1']).setdefault('seen', [])\nwords.append(__name__)",
+    )
+    assert import_model(ModelFiles(tmp_path, 1, "model.py")).words == ["1.model"]
+
+
 def test_helpers_beside_a_file_in_a_folder_of_the_version_are_found(tmp_path: Path) -> None:
     write(tmp_path / "1" / "src" / "helper_beside.py", "word = 'beside'")
     write(tmp_path / "1" / "helper_of_version.py", "word = 'version'")
