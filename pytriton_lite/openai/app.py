@@ -26,7 +26,7 @@ from pytriton_lite.frontends.listener import AsgiApp, Receive, Scope, Send
 from pytriton_lite.openai.chat import chat
 from pytriton_lite.openai.completions import completions
 from pytriton_lite.openai.embeddings import embeddings
-from pytriton_lite.openai.errors import ApiError, bug, of_engine, unknown_model
+from pytriton_lite.openai.errors import ApiError, bug, no_memory, of_engine, unknown_model
 from pytriton_lite.openai.exchange import Exchange, Surroundings
 from pytriton_lite.openai.options import OpenAiOptions
 from pytriton_lite.openai.rerank import rerank
@@ -99,6 +99,10 @@ class OpenAiApp:
         except InferenceError as error:
             error_text = error.message
             await self._send_failure(exchange, of_engine(error))
+        except MemoryError:
+            failure = no_memory()
+            error_text = failure.message
+            await self._send_failure(exchange, of_engine(failure))
         except Disconnected:
             error_text = CLIENT_GONE
             self._observe_any_model(exchange)

@@ -8,7 +8,7 @@ import orjson
 
 from pytriton_lite.config.openai import Task
 from pytriton_lite.core.request import InferenceRequest
-from pytriton_lite.openai.exchange import Exchange
+from pytriton_lite.openai.exchange import Exchange, weight_of
 from pytriton_lite.openai.members import Members, refuse_unsupported
 from pytriton_lite.openai.messages import check_tool_choice, for_template, read_messages, read_tools
 from pytriton_lite.openai.sampling import Sampling, read_sampling, take_rest, want_logprobs
@@ -151,7 +151,7 @@ class _Answer:
         usage = writing.usage()
         if usage is not None:
             document["usage"] = usage.as_json()
-        await self._exchange.send_json(document, weight=sum(len(choice.text) for choice in choices))
+        await self._exchange.send_json(document, weight=sum(weight_of(choice.text) for choice in choices))
 
     def _choice(self, index: int, choice: Written) -> Json:
         message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
@@ -206,7 +206,7 @@ class _Answer:
         document["choices"] = [{"index": index, "delta": delta, "logprobs": found, "finish_reason": finish_reason}]
         if self._sampling.includes_usage:
             document["usage"] = None
-        await self._exchange.send_event(document)
+        await self._exchange.send_event(document, weight=weight_of(delta.get("content", "")))
 
 
 def of_chat(said: Json) -> Json:

@@ -8,7 +8,7 @@ from pytriton_lite.config.openai import Task
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.frontends.http.json_slices import pause
 from pytriton_lite.openai.chat import requests_of, said_alternatives
-from pytriton_lite.openai.exchange import Exchange
+from pytriton_lite.openai.exchange import Exchange, weight_of
 from pytriton_lite.openai.members import Members, refuse_type, refuse_unsupported, refuse_value
 from pytriton_lite.openai.sampling import MOST_CHOICES, Sampling, read_sampling, take_rest, want_logprobs
 from pytriton_lite.openai.target import Target, Values, bytes_of, find_target
@@ -155,7 +155,7 @@ class _Answer:
         usage = writing.usage()
         if usage is not None:
             document["usage"] = usage.as_json()
-        weight = sum(len(choice.text) for choice in choices) + sum(map(len, self._heads))
+        weight = sum(weight_of(choice.text) for choice in choices) + sum(map(weight_of, self._heads))
         await self._exchange.send_json(document, weight=weight)
 
     async def stream(self, writing: Writing) -> None:
@@ -179,4 +179,4 @@ class _Answer:
         document = self._document([self._choice(piece.index, piece.text, piece.logprobs, piece.finish_reason)])
         if self._sampling.includes_usage:
             document["usage"] = None
-        await self._exchange.send_event(document)
+        await self._exchange.send_event(document, weight=weight_of(piece.text))

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from pytriton_lite.frontends.http.json_slices import SMALL_BYTES, count_parts
+from pytriton_lite.frontends.http.json_slices import SMALL_BYTES, count_parts, need_memory
 from pytriton_lite.openai.errors import ApiError
 from pytriton_lite.openai.members import refuse_value
 
@@ -23,13 +23,14 @@ MOST_VALUES = 2 << 20
 
 def parse_body(body: bytes | bytearray | memoryview) -> object:
     """The document. Raises orjson.JSONDecodeError; ApiError for more parts than any request needs, and for an object with a
-    member that could not be passed on.
+    member that could not be passed on; MemoryError.
     """
     if len(body) > SMALL_BYTES:
         containers, commas = count_parts(body)
         if containers > MOST_CONTAINERS or commas > MOST_VALUES:
             what = f"{MOST_CONTAINERS} objects and arrays" if containers > MOST_CONTAINERS else f"{MOST_VALUES} values"
             raise ApiError(f"The JSON body has more than {what}.", status=413, code="request_too_large")
+        need_memory(len(body))
     document = orjson.loads(body)
     text = bytes(body)
     # What has fewer brackets than that, as most have, is not deep.

@@ -66,6 +66,11 @@ def bug() -> ApiError:
     return ApiError(BUG, status=500, kind=_SERVER)
 
 
+def no_memory() -> InferenceError:
+    """Of a request that cannot be read, or an answer that cannot be written."""
+    return InferenceError(ErrorCode.UNAVAILABLE, "the server has no memory for the request or its answer")
+
+
 def unknown_model(name: str) -> ApiError:
     """Of a name that no declared model has."""
     return ApiError(

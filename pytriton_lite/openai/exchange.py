@@ -14,6 +14,7 @@ from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.timeline import Timeline
 from pytriton_lite.frontends.http.bodies import LargeDocuments, Receiving, read_up_to
 from pytriton_lite.frontends.http.generate_codec import EVENT_HEADERS
+from pytriton_lite.frontends.http.json_slices import SMALL_BYTES, need_memory
 from pytriton_lite.frontends.http.observed import peer_of
 from pytriton_lite.frontends.listener import Receive, Scope, Send
 from pytriton_lite.openai.documents import parse_body
@@ -139,7 +140,7 @@ class Exchange:
 
     async def send_json(self, document: object, *, weight: int = 0) -> None:
         """The answer. *weight* is about how many bytes it will have, where they are many."""
-        await self.send_written(lambda: orjson.dumps(document), weight=weight)
+        await self.send_written(lambda: _dumped(document, weight), weight=weight)
 
     async def send_written(self, write: Callable[[], bytes], *, weight: int) -> None:
         """The answer, which *write* writes as JSON; *weight* is that of `send_json`."""
@@ -168,10 +169,10 @@ class Exchange:
         """Begin an answer of events."""
         await self._start(200, *EVENT_HEADERS, (b"cache-control", b"no-cache"))
 
-    async def send_event(self, document: object, name: str = "") -> None:
-        """One event, of kind *name* where these have kinds."""
+    async def send_event(self, document: object, name: str = "", *, weight: int = 0) -> None:
+        """One event, of kind *name* where these have kinds; *weight* is that of `send_json`."""
         head = f"event: {name}\n".encode() if name else b""
-        await self._write(head + b"data: " + orjson.dumps(document) + b"\n\n", more=True)
+        await self._write(head + b"data: " + _dumped(document, weight) + b"\n\n", more=True)
 
     async def end_events(self, last: bytes = b"data: [DONE]\n\n") -> None:
         """The end of an answer of events."""
@@ -188,3 +189,15 @@ class Exchange:
         if self.timeline is not None:
             self.timeline.bytes_sent += len(body)
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def weight_of(text: str) -> int:
+    """How many bytes *text* has in UTF-8, at the most."""
+    return len(text) if text.isascii() else 4 * len(text)
+
+
+def _dumped(document: object, weight: int) -> bytes:
+    """*document* as JSON of about *weight* bytes. Raises MemoryError, where orjson would end the process."""
+    if weight > SMALL_BYTES:
+        need_memory(weight)
+    return orjson.dumps(document)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytriton_lite.config.openai import Task
 from pytriton_lite.core.errors import ErrorCode, InferenceError
-from pytriton_lite.openai.exchange import Exchange
+from pytriton_lite.openai.exchange import Exchange, weight_of
 from pytriton_lite.openai.members import Members, refuse_value
 from pytriton_lite.openai.rows import MOST_ROWS, Asked, ask_rows, requests_of_rows
 from pytriton_lite.openai.sampling import take_rest
@@ -31,7 +31,7 @@ async def rerank(exchange: Exchange) -> None:
     }
     if found.usage is not None:
         document["usage"] = {"total_tokens": found.usage.total}
-    await exchange.send_json(document, weight=sum(map(len, wanted.texts)))
+    await exchange.send_json(document, weight=sum(map(weight_of, wanted.texts)))
 
 
 def _score(target: Target, row: Array) -> float:

@@ -9,7 +9,7 @@ from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.openai.chat import conversation, conversation_requests, put_tools
 from pytriton_lite.openai.errors import ApiError
-from pytriton_lite.openai.exchange import Exchange
+from pytriton_lite.openai.exchange import Exchange, weight_of
 from pytriton_lite.openai.members import Members, refuse_type, refuse_unsupported, refuse_value
 from pytriton_lite.openai.messages import MOST_MESSAGES, read_messages
 from pytriton_lite.openai.sampling import Sampling, read_response_format, read_sampling, take_rest
@@ -260,7 +260,7 @@ class _Answer:
     async def whole(self, writing: Writing) -> None:
         (choice,) = await written(writing, 1)
         calls = [_call_item(call, "completed") for call in choice.tool_calls]
-        await self._exchange.send_json(self._whole_response(choice, calls, writing), weight=len(choice.text))
+        await self._exchange.send_json(self._whole_response(choice, calls, writing), weight=weight_of(choice.text))
 
     # ------------------------------------------------------------------------------------------ stream
 
@@ -286,14 +286,15 @@ class _Answer:
         calls = [_call_item(call, "completed") for call in ToolCalls.joined(parts).values()]
         await self._send_ends(whole, calls)
         document = self._whole_response(whole, calls, writing)
-        await self._send(f"response.{document['status']}", response=document)
+        await self._send(f"response.{document['status']}", weight_of(whole.text), response=document)
         await self._exchange.end_events(b"")
 
     async def _send_piece(self, piece: Piece) -> None:
         if piece.text:
             if self._text_at is None:
                 await self._begin_message()
-            await self._send("response.output_text.delta", **self._place(), delta=piece.text, logprobs=[])
+            weight = weight_of(piece.text)
+            await self._send("response.output_text.delta", weight, **self._place(), delta=piece.text, logprobs=[])
         for part in piece.tool_calls:
             await self._send_call(part)
 
@@ -329,10 +330,11 @@ class _Answer:
         if self._text_at is None and not calls:
             await self._begin_message()
         if self._text_at is not None:
-            await self._send("response.output_text.done", **self._place(), text=whole.text, logprobs=[])
-            await self._send("response.content_part.done", **self._place(), part=_part(whole.text))
+            weight = weight_of(whole.text)
+            await self._send("response.output_text.done", weight, **self._place(), text=whole.text, logprobs=[])
+            await self._send("response.content_part.done", weight, **self._place(), part=_part(whole.text))
             item = self._message(whole.text, "completed")
-            await self._send("response.output_item.done", output_index=self._text_at, item=item)
+            await self._send("response.output_item.done", weight, output_index=self._text_at, item=item)
         for begun, call in zip(self._calls.values(), calls):
             place = {"item_id": call["id"], "output_index": begun["output_index"]}
             await self._send(
@@ -347,10 +349,10 @@ class _Answer:
             document["error"] = {"code": "server_error", "message": error.message}
             await self._send("response.failed", response=document)
 
-    async def _send(self, kind: str, **members: Any) -> None:
+    async def _send(self, kind: str, weight: int = 0, **members: Any) -> None:
         document = {"type": kind, "sequence_number": self._number, **members}
         self._number += 1
-        await self._exchange.send_event(document, kind)
+        await self._exchange.send_event(document, kind, weight=weight)
 
 
 def _part(text: str) -> Json:

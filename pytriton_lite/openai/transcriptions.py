@@ -16,7 +16,7 @@ from pytriton_lite.core import dtypes
 from pytriton_lite.core.request import InferenceRequest
 from pytriton_lite.openai.answers import AllResponses, while_connected
 from pytriton_lite.openai.errors import ApiError
-from pytriton_lite.openai.exchange import Exchange
+from pytriton_lite.openai.exchange import Exchange, weight_of
 from pytriton_lite.openai.forms import Form, read_form
 from pytriton_lite.openai.members import Members, refuse_unsupported, refuse_value
 from pytriton_lite.openai.sampling import take_rest
@@ -41,9 +41,9 @@ async def transcriptions(exchange: Exchange) -> None:
     if asked.form == "text":
         await exchange.send_text(heard.text + "\n", b"text/plain; charset=utf-8")
     elif asked.form == "json":
-        await exchange.send_json(_with_usage({"text": heard.text}, heard.usage))
+        await exchange.send_json(_with_usage({"text": heard.text}, heard.usage), weight=weight_of(heard.text))
     elif asked.form == "verbose_json":
-        await exchange.send_json(_verbose(heard, asked.language))
+        await exchange.send_json(_verbose(heard, asked.language), weight=2 * weight_of(heard.text))
     else:
         await exchange.send_text(_subtitles(heard.segments, asked.form), b"text/plain; charset=utf-8")
 

@@ -26,6 +26,7 @@ from pytriton_lite.core.errors import InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse, PendingRequest
 from pytriton_lite.frontends.http.bodies import Disconnected, wait_disconnected
 from pytriton_lite.frontends.listener import Receive
+from pytriton_lite.openai.errors import no_memory
 from pytriton_lite.openai.exchange import Exchange
 from pytriton_lite.openai.metrics import Counted
 from pytriton_lite.openai.sampling import Sampling
@@ -101,6 +102,8 @@ class _Choice:
                 arrival = self._read(response)
             except InferenceError as error:
                 arrival = _Arrival(error=error)
+            except MemoryError:  # a receiver that raises is heard of no more, and so would be the client
+                arrival = _Arrival(error=no_memory())
         arrival.is_final = is_final
         self._writing.arrived(self, arrival)
 
