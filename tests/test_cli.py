@@ -417,6 +417,21 @@ def test_a_file_that_cannot_be_looked_at_is_told_in_a_line(argv: list[str]) -> N
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize("argv", ["check models", "serve models", "debug models/m"])
+def test_a_working_directory_that_was_removed_is_told_in_a_line(tmp_path: Path, argv: str) -> None:
+    (tmp_path / "gone").mkdir()
+    shell = ["/bin/sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh"]
+    ended = subprocess.run(
+        [*shell, sys.executable, "-m", "pytriton_lite", *argv.split()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path / "gone",
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+    )
+    assert (ended.returncode, ended.stderr) == (1, "error: the working directory is not there any more\n")
+
+
 def without_streams(closed: str, *argv: str) -> list[str]:
     """The command line of the command, which has those of its streams *closed* that are there for a shell: ``<&- 2>&-``."""
     return ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "pytriton_lite", *argv]

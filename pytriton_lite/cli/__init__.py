@@ -52,11 +52,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.filename is not None:
             print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
             return 1
+        if _is_adrift():
+            print("error: the working directory is not there any more", file=sys.stderr)
+            return 1
         if error.errno not in _NO_ROOM:
             raise
         _drop_output()
         print(f"error: cannot write: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def _is_adrift() -> bool:
+    """Whether somebody has removed the directory that this process works in, from which relative paths lead nowhere."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _open_streams() -> None:
