@@ -8,7 +8,7 @@ enters in the same way, and keeps its names: a stranger of the same name is pass
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,10 +82,20 @@ def load(door: str, name: str) -> Any:
         ) from error
 
 
+def _readable(door: str, entries: Iterable[EntryPoint]) -> Iterator[EntryPoint]:
+    """Those of *entries* that name a module: not every tool that builds packages looks at what is written there."""
+    for entry in entries:
+        if entry.pattern.match(entry.value) is None:
+            text = "the plug-in '%s' (%s: %s) is not used: that is no name of a module"
+            logger.warning(text, entry.name, door, entry.value)
+        else:
+            yield entry
+
+
 def _chosen(door: str, entries: Iterable[EntryPoint]) -> dict[str, EntryPoint]:
     """One of *entries* for each name: the server's own, or the first that was found."""
     chosen: dict[str, EntryPoint] = {}
-    for entry in sorted(entries, key=lambda entry: not entry.module.startswith(_OURS)):
+    for entry in sorted(_readable(door, entries), key=lambda entry: not entry.module.startswith(_OURS)):
         kept = chosen.setdefault(entry.name, entry)
         if kept.value != entry.value:
             text = "the plug-in '%s' (%s: %s) is not used: %s has that name"

@@ -53,6 +53,16 @@ def test_names_of_one_alone_are_told_without_a_warning(strangers: Path, caplog: 
     assert caplog.text == ""
 
 
+def test_an_entry_that_names_no_module_is_passed_over(strangers: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The name of a distribution, say, in place of its package's."""
+    (strangers / "second-1.0.dist-info" / "entry_points.txt").write_text(
+        f"[{doors.BACKENDS}]\nacme = my-plugin\n[{doors.TRACE_SINKS}]\nacme = my-plugin:sink\n"
+    )
+    assert {"onnxruntime", "first"} <= set(doors.folders(doors.BACKENDS))
+    assert f"the plug-in 'acme' ({doors.BACKENDS}: my-plugin) is not used: that is no name of a module" in caplog.text
+    assert doors.load(doors.TRACE_SINKS, "acme") is None
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
