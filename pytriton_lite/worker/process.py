@@ -34,6 +34,8 @@ class Host:
     model_dir = ""
     """``<repository>/<model>/<version>``"""
     instance_name = ""
+    has_ended = False
+    """Whether its instance has, in a process that lives on."""
 
     def log(self, level: int, filename: str, line: int, text: str) -> None:
         """A line of pb_utils.Logger; *level* is the number of its level. May be called by any thread, and never blocks."""
@@ -65,8 +67,9 @@ _host_here: contextvars.ContextVar[Host | None] = contextvars.ContextVar("host",
 
 
 def host() -> Host:
-    """The host of the instance that runs here, where it is a thread; else that of the process."""
-    return _host_here.get() or _host
+    """The host of the instance that runs here, where it is a thread; else, and when that has ended, the one of the process."""
+    here = _host_here.get()
+    return _host if here is None or here.has_ended else here
 
 
 def enter(host: Host) -> None:

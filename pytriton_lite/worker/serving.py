@@ -20,7 +20,7 @@ import socket
 from typing import Any
 
 from pytriton_lite.core import heap
-from pytriton_lite.core.errors import InferenceError
+from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.ipc import device as devices
 from pytriton_lite.ipc import messages
 from pytriton_lite.ipc.channel import frame
@@ -105,10 +105,12 @@ class Worker(Host):
     def ask(self, operation: str, **arguments: Any) -> Any:
         self._refuse_in_child(operation)
         self._refuse_amid_messages(operation)
+        if self.has_ended:  # a family of metrics that it has made is asked
+            raise InferenceError(ErrorCode.UNAVAILABLE, f"instance '{self.instance_name}' has ended")
         return self._conversation.ask(operation, arguments)
 
     def tell(self, operation: str, **arguments: Any) -> None:
-        if os.getpid() == self._pid:
+        if os.getpid() == self._pid and not self.has_ended:
             self.outbox.post(messages.tell_frame(operation, arguments))
 
     def call(self, request: InferenceRequest, *, decoupled: bool) -> Call:
@@ -259,6 +261,7 @@ class Worker(Host):
 
     def close(self) -> None:
         """Free what the end of a process would, in one that lives on. The channel was shut down, and the model has ended."""
+        self.has_ended = True
         self._calls.close()
         self._executions.close_loop()
         self._conversation.close()

@@ -405,6 +405,22 @@ def test_a_thread_that_calls_on_and_on_does_not_keep_its_model_from_finalize(
     assert model.events[0] == "finalize in the process of initialize"
 
 
+def test_a_thread_that_has_outlived_its_instance_logs_and_counts_for_the_process(
+    server: RunningServer, folder: Path
+) -> None:
+    """It was given the context, as docs/logging.md has it."""
+    model = Model(server, "outlived", folder, "threads", count=2, initialize="self.go_on = threading.Event()")
+    late = "lambda: (model.go_on.wait(), pb_utils.Logger.log_info('it goes on'), model.executed.increment(1))"
+    model.instances(2, f"threading.Thread(target=__import__('contextvars').copy_context().run, args=({late},)).start()")
+    model.load(1)
+    living = "return [response(sum(each.name.startswith('instance ') for each in threading.enumerate()))]"
+    wait_until(lambda: model.value(living) == 1)
+    model.value("model.go_on.set()\nreturn [response(0)]")
+    wait_until(lambda: model.executed == 2)
+    server.wait_for_log(r'"it goes on" \[outlived:1 outlived_shared\]')
+    server.wait_for_log(r'"it goes on" \[outlived:1 outlived_0_\d\]')
+
+
 @pytest.mark.parametrize("name", ["blocks", "awaits"])
 def test_a_call_that_is_not_answered_before_its_instance_ends_raises_what_models_know(
     server: RunningServer, folder: Path, name: str
