@@ -136,7 +136,8 @@ def _check_remote(settings: Settings, urls: Sequence[RemoteUrl]) -> tuple[list[F
             urls, cache_directory=settings.remote_cache_directory, environ=os.environ, clock=time.monotonic_ns
         )
     except InferenceError as error:
-        return [Finding(Severity.ERROR, "", str(url), error.message) for url in urls], 0
+        findings, models = _check(settings.model_repository, settings)
+        return [*(Finding(Severity.ERROR, "", str(url), error.message) for url in urls), *findings], models
     try:
         refreshed = remote.refresh()
         unread = {_named(text, urls) for text in refreshed.repositories}

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.harness import PROJECT, child
+from tests.harness import PROJECT, child, write_model
 from tests.remote_servers import ACCESS, running_s3
 
 
@@ -38,6 +38,18 @@ def test_findings_name_the_place_from_which_the_files_came(tmp_path: Path) -> No
         "3 models, 4 errors, 0 warnings",
     ]
     assert (found.returncode, found.stderr) == (1, "")
+
+
+def test_directories_are_checked_though_no_remote_repository_can_be(tmp_path: Path) -> None:
+    write_model(tmp_path / "models", "wrong", "", 'max_batch_size: -1 backend: "python"')
+    (tmp_path / "file").touch()
+    command = [sys.executable, "-m", "pytriton_lite", "check", "s3://bucket/models", str(tmp_path / "models")]
+    command.append(f"--remote-cache-directory={tmp_path / 'file'}")
+    found = subprocess.run(command, cwd=PROJECT, timeout=120, capture_output=True, text=True)
+    first, second, last = found.stdout.splitlines()
+    assert first.startswith("s3://bucket/models: error: cannot use the cache of remote repositories")
+    assert second.startswith(f"{tmp_path}/models/wrong/config.pbtxt:1:1: error: ")
+    assert (last, found.returncode) == ("1 model, 2 errors, 0 warnings", 1)
 
 
 def test_ctrl_c_ends_the_wait_for_a_host_that_says_nothing(tmp_path: Path) -> None:
