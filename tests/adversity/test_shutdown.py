@@ -132,8 +132,12 @@ def test_an_idle_server_ends_with_0_after_finalize_and_leaves_nothing(repository
 
 def test_a_signal_that_was_blocked_when_the_server_was_started_ends_it(repository: Path) -> None:
     """A mask is inherited, from a supervisor that reads its own signals with sigwait for instance."""
-    code = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); os.execv(sys.argv[1], sys.argv[1:])"
-    with RunningServer(repository, python=(sys.executable, "-c", code, sys.executable)) as server:
+    blocks = (
+        "import os, signal, sys; "
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    with RunningServer(repository, python=(sys.executable, "-c", blocks, sys.executable)) as server:
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 0
     assert "finalized" in server.log
