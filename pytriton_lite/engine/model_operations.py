@@ -30,15 +30,21 @@ class ModelControl(Protocol):
 
 
 async def answer_model_operation(
-    server: ModelControl, operation: str, arguments: Mapping[str, Any], *, caller: ServedVersion
+    server: ModelControl,
+    operation: str,
+    arguments: Mapping[str, Any],
+    *,
+    caller: ServedVersion,
+    is_awaited: bool = False,
 ) -> object:
     """Do what a worker of *caller* asks, and return the answer for it. Cancel it when that worker is gone.
 
+    *is_awaited*: a load waits for that worker, which is of a new instance, perhaps of a version that serves with others.
     Raises InferenceError for the model to see. It never waits for *caller* itself: a model that is being loaded is refused
     what would have to wait for the end of its load.
     """
     name: str = arguments["model_name"]
-    asked_by = str(caller.id) if caller.state is VersionState.LOADING else ""
+    asked_by = str(caller.id) if is_awaited or caller.state is VersionState.LOADING else ""
     if operation == "model.load":
         await server.load_model(name, arguments["config"] or None, _files(arguments["files"]), asked_by=asked_by)
         return None

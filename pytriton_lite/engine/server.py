@@ -531,11 +531,13 @@ class Server:
         """Whether it was ever asked to load."""
         return self._models.is_named(name)
 
-    async def answer(self, worker: object, asker: object, operation: str, arguments: dict[str, Any]) -> object:
+    async def answer(
+        self, worker: object, asker: object, operation: str, arguments: dict[str, Any], *, is_awaited: bool
+    ) -> object:
         if operation.startswith("metric."):
             return self.custom_metrics.handle(worker, operation, arguments)
         assert isinstance(asker, ServedVersion)
-        return await answer_model_operation(self, operation, arguments, caller=asker)
+        return await answer_model_operation(self, operation, arguments, caller=asker, is_awaited=is_awaited)
 
     def hear(self, worker: object, operation: str, arguments: dict[str, Any]) -> None:
         try:

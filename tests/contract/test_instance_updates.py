@@ -230,3 +230,30 @@ def test_an_unload_takes_the_instances_that_came_later_along(server: RunningServ
     assert server.post("/v2/repository/models/unloaded/unload").status == 200
     model.wait_events(*initialized("unloaded", 0, 1), *finalized("unloaded", 0, 1))
     wait_until(lambda: server.worker_pids("unloaded_") == [])
+
+
+LOADS_OTHERS = """
+    def initialize(self, args):
+        import triton_python_backend_utils as pb_utils
+        if args["model_instance_name"].endswith("_1"):
+            pb_utils.load_model({model!r})
+"""
+
+
+def test_a_new_instance_loads_other_models_and_not_its_own(tmp_path: Path) -> None:
+    """The version serves, but the load of the new instance waits: for one slot, and for itself, it would wait for ever."""
+    models = {name: write_model(tmp_path, name, CODE, CONFIG) for name in ("helper", "helped", "selfish")}
+    for name, loaded in (("helped", "helper"), ("selfish", "selfish")):
+        (models[name] / "1" / "model.py").write_text(f"class TritonPythonModel:{LOADS_OTHERS.format(model=loaded)}")
+    flags = ("--model-control-mode=explicit", "--model-load-thread-count=1")
+    with RunningServer(tmp_path, flags=flags) as server:
+        replies = {}
+        for count in (1, 2):
+            for name in ("helped", "selfish"):
+                (models[name] / "config.pbtxt").write_text(f"{CONFIG} instance_group {{ count: {count} }}")
+                replies[name] = server.post(f"/v2/repository/models/{name}/load")
+        assert replies["helped"].status == 200, replies["helped"].body
+        assert server.get("/v2/models/helper/ready").status == 200
+        assert replies["selfish"].status == 400
+        assert "a model that is loading cannot wait for itself: 'selfish' -> 'selfish'" in replies["selfish"].error
+        assert server.get("/v2/models/selfish/ready").status == 200

@@ -51,8 +51,13 @@ class WorkerServices(Protocol):
     @property
     def observation(self) -> Observation: ...
 
-    async def answer(self, worker: object, asker: object, operation: str, arguments: dict[str, Any]) -> object:
-        """The answer to an ASK of a process of the version *asker*. Raises InferenceError."""
+    async def answer(
+        self, worker: object, asker: object, operation: str, arguments: dict[str, Any], *, is_awaited: bool
+    ) -> object:
+        """The answer to an ASK of a process of the version *asker*; *is_awaited*: a load waits for that process.
+
+        Raises InferenceError.
+        """
 
     def hear(self, worker: object, operation: str, arguments: dict[str, Any]) -> None:
         """A TELL."""
@@ -97,10 +102,17 @@ class OpenQuestions:
             task.cancel()
         self._services.worker_gone(self._worker)
 
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether a load of the version, which may be READY, waits until the worker is."""
+        return False
+
     async def _answer(self, number: int, operation: str, arguments: dict[str, Any]) -> None:
         answer: object
         try:
-            answer = await self._services.answer(self._worker, self._owner, operation, arguments)
+            answer = await self._services.answer(
+                self._worker, self._owner, operation, arguments, is_awaited=self._is_awaited
+            )
         except InferenceError as error:
             answer = error
         except Exception as error:
@@ -140,6 +152,10 @@ class OpenCalls(OpenQuestions):
         for call in calls.values():
             call.abandon()
         super().close()
+
+    @property
+    def _is_awaited(self) -> bool:
+        return self._instance.is_new
 
     def blocking(self, batch: int) -> list[Ticket]:
         """The requests without whose answer ``execute`` of *batch* cannot end."""

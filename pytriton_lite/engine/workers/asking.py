@@ -62,6 +62,10 @@ class AskingInstance(Executor, Protocol):
         """The version that it belongs to."""
 
     @property
+    def is_new(self) -> bool:
+        """Whether it was never READY: a load waits for its first worker."""
+
+    @property
     def wire(self) -> AskingWire:
         """The forms of its messages."""
 

@@ -227,6 +227,11 @@ class Instance:
         return self.keeper.state is InstanceState.READY
 
     @property
+    def is_new(self) -> bool:
+        """Whether it was never READY: a load waits for its first worker."""
+        return self.state is InstanceState.STARTING and not self.keeper.restarts
+
+    @property
     def is_empty(self) -> bool:
         """Whether every request that came here has ended. Those of a warm-up are nobody's."""
         return self.state is InstanceState.STARTING or (not self.in_flight and not self.open)
