@@ -29,6 +29,7 @@ class ResourceGrants:
     def register(self, claims: Sequence[Claim], *, replaced: Iterable[Claim] = ()) -> None:
         """See `RateLimiter.register`."""
         self._limiter.register(claims, replaced=replaced)
+        self._settle_soon()  # a pool may be larger now
 
     def unregister(self, claim: Claim) -> None:
         """The instance is gone; what it held is free."""

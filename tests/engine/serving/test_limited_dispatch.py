@@ -326,7 +326,10 @@ def test_instances_that_come_and_go_change_the_pool(tmp_path: Path) -> None:
         waiting = model.infer("x")
         await turns()
         assert not waiting.done()
-        await model.adopt(needs(2))  # now there are two, and it wants both
+        await model.adopt(needs(2))  # now there are two: one for the old instance, and the new one wants both
+        assert await name_in(waiting) == "m_0_0"
+        waiting = model.infer("y")
+        await turns()
         assert not waiting.done()
         holder.let_go()
         assert await name_in(waiting) == "m_0_0"
@@ -334,6 +337,21 @@ def test_instances_that_come_and_go_change_the_pool(tmp_path: Path) -> None:
         await model.adopt(needs(1, instances=3))
         answers = [model.infer(f"r{at}") for at in range(100)]
         await asyncio.gather(*answers)
+
+    play(tmp_path, scenario)
+
+
+def test_a_load_that_makes_a_pool_larger_lets_those_go_who_waited(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        holder = await Holder.of(world)
+        model = await world.load(needs(1))
+        waiting = model.infer("x")
+        await turns()
+        assert model.served.queued == 1
+        await world.load(needs(2), name="large")
+        assert await name_in(waiting) == "m_0_0"
+        assert not holder.answer.done()
+        holder.let_go()
 
     play(tmp_path, scenario)
 
