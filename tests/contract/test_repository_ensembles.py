@@ -25,8 +25,8 @@ from tests.contract.life_kit import (
     wait_unloaded,
     waits,
 )
-from tests.contract.wire_models import metric, wait_until
-from tests.harness import RunningServer, write_model
+from tests.contract.wire_models import metric, wait_pending, wait_until
+from tests.harness import Reply, RunningServer, tensor, write_model
 
 READY = {"1": ("READY", "")}
 UNLOADED = {"1": ("UNAVAILABLE", "unloaded")}
@@ -272,6 +272,33 @@ def test_a_request_of_an_ensemble_ends_with_the_models_that_it_began_with(
     finally:
         write_model(repository, "a", adder(1))
         write_model(repository, "b", adder(10))
+
+
+@pytest.mark.parametrize("name", ["around", "around_around"])
+@pytest.mark.parametrize("leave", [unload, load], ids=["unload", "reload"])
+def test_a_request_of_an_ensemble_waits_for_no_silent_sequence_of_a_model_that_goes(
+    tmp_path: Path, leave: Callable[[RunningServer, str], object], name: str
+) -> None:
+    """As a request that the model itself has got: nobody can go on with that sequence any more, which has the only slot."""
+    sequences = "sequence_batching { max_sequence_idle_microseconds: 3600000000 }"
+    write_model(tmp_path, "kept", adder(1), ADDER_CONFIG + sequences)
+    write_model(tmp_path, "around", config=ensemble("kept"))
+    write_model(tmp_path, "around_around", config=ensemble("around"))
+    with (
+        RunningServer(tmp_path, flags=(EXPLICIT, "--load-model=around_around")) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+
+        def ask(model: str, sequence: int) -> Reply:
+            flags = {"sequence_id": sequence, "sequence_start": True}
+            return server.infer(model, [tensor("IN", "INT32", [1], [1])], parameters=flags)
+
+        assert ask("kept", 1).status == 200
+        answer = pool.submit(ask, name, 2)
+        wait_pending(server, "kept", 1, unless=answer)
+        write_model(tmp_path, "kept", adder(1000))
+        leave(server, "kept")
+        assert answer.result(30).json["outputs"][0]["data"] == [2]
 
 
 def test_what_is_counted_of_an_ensemble_begins_anew_with_it(server: RunningServer) -> None:

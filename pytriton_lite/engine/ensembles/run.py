@@ -232,7 +232,9 @@ class EnsembleRun:
         self._accepted_ns = self._responded_ns = ticket.accepted_ns
         self._loop = asyncio.get_running_loop()
         self._served: dict[int, Step] = {}
-        """The versions of the steps that are needed, by the step's number; held until the end."""
+        """The versions of the steps that are needed, by the step's number."""
+        self._held: set[int] = set()
+        """The numbers of those that are held because more may be asked of them: to the end where a step runs in iterations."""
         self._root: _Iteration | None = None
         """The iteration of the request itself."""
         self._calls: dict[_StepCall, None] = {}
@@ -284,6 +286,7 @@ class EnsembleRun:
                 served = self._ensemble.find(step)
                 served.hold()
                 self._served[step.number] = served
+                self._held.add(step.number)
 
     def _given(self, tensor: Tensor) -> EnsembleTensor:
         """An input of the request, in the shape in which the steps get it."""
@@ -391,6 +394,10 @@ class EnsembleRun:
             logger.exception("a step of ensemble '%s' failed inside the server", self._ensemble.name)
             self._refused(call, InferenceError(ErrorCode.INTERNAL, BUG))
             return
+        if call.step.iterates is None:
+            # It has the request, and is asked for nothing more: one that keeps sequences waits for none that is silent.
+            self._held.remove(call.step.number)
+            self._served[call.step.number].release()
         if call.step.is_decoupled:
             ticket.reader = call
         ticket.on_times = self._add_times
@@ -756,8 +763,8 @@ class EnsembleRun:
         if timeline is not None:
             error_text = self._failure.message if self._failure is not None else ""
             timeline.answered(enqueued_ns=self._accepted_ns, error=error_text)
-        for served in self._served.values():
-            served.release()
+        for number in self._held:
+            self._served[number].release()
         self._unread.clear()
         if self._root is not None:
             self._root.dissolve()

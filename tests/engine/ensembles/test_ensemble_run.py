@@ -106,18 +106,18 @@ async def test_the_bytes_of_a_tensor_are_handed_on_where_they_lie(world: World) 
 
 
 @in_loop
-async def test_versions_are_chosen_when_the_request_begins_and_held_until_it_ends(world: World) -> None:
+async def test_versions_are_chosen_when_the_request_begins_and_held_until_they_have_it(world: World) -> None:
     ensemble = world.ensemble(*CHAIN)
     answer = answer_of(ensemble, request())
     chosen = world.b
-    assert (world.a.holders, chosen.holders) == (1, 1)
+    assert (world.a.holders, chosen.holders) == (0, 1)
     world.steps["b"] = Step(chosen.config)
     world.a.last.answer()
     await turns()
     assert (len(chosen.asked), len(world.b.asked)) == (1, 0)
+    assert (world.a.holders, chosen.holders, world.b.holders) == (0, 0, 0)
     chosen.last.answer()
     await answer
-    assert (world.a.holders, chosen.holders, world.b.holders) == (0, 0, 0)
 
 
 @in_loop
