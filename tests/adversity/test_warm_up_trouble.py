@@ -186,3 +186,35 @@ def test_a_server_that_is_told_to_stop_does_not_wait_for_a_warm_up(tmp_path: Pat
         assert server.stop() == 0
         assert load.exception() is not None or load.result().status != 200
         wait_until(lambda: not is_running(pid))
+
+
+CALLS = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [self.answer(request) for request in requests]
+
+        def answer(self, request):
+            given = request.inputs()[0].as_numpy()
+            if {condition}:
+                one = [pb_utils.Tensor("IN", np.ones((1, 1), np.int32))]
+                reply = pb_utils.InferenceRequest(model_name={callee!r}, requested_output_names=["OUT"], inputs=one).exec()
+                print(f"called, {{reply.error().message() if reply.has_error() else 'and answered'}}")
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUT", given)])
+"""
+
+
+@pytest.mark.parametrize("callee", ["warm", "between"])
+def test_a_warm_up_whose_call_waits_for_its_own_end_is_told_so(tmp_path: Path, callee: str) -> None:
+    """At the load the model that it calls says that it is not ready; behind a death it would wait for the new worker."""
+    write_model(tmp_path, "between", CALLS.format(condition="True", callee="warm"), CONFIG.partition("model_warmup")[0])
+    with RunningServer(tmp_path, flags=("--model-control-mode=explicit", "--load-model=between")) as server:
+        write_model(tmp_path, "warm", CALLS.format(condition="not given.any()", callee=callee), CONFIG)
+        assert server.post("/v2/repository/models/warm/load").status == 200
+        (pid,) = server.worker_pids("warm_0")
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not is_running(pid))
+        assert server.infer("warm", [tensor("IN", "INT32", [1, 1], [1])]).json["outputs"][0]["data"] == [1]
+        assert "the call waits for itself: warm_0 -> " in server.log

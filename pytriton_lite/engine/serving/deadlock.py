@@ -6,6 +6,7 @@ answered. So a queued request is *stuck* when nothing that could serve it can ev
 * a queued request is stuck if every instance that could take it is full of stuck batches
 * an instance that has room, or is about to, and lacks resources of the rate limiter, is as good as full of the batches that
   hold them; one that lacks none does not wait behind others where it would be for ever (`helpers_of`)
+* a worker that takes the place of another one is as good as full of its warm-up while it executes that
 * a batch is stuck if one of the requests that it waits for is, or if its model waits until it may send more responses, and
   what they have to go through is
 * a request being executed is as stuck as its batch; one that was sent ahead is as good as queued, for an instance whose
@@ -82,6 +83,10 @@ class Serving(Executor, Protocol):
         """Whether it takes batches; if not, it is about to."""
 
     @property
+    def is_warming_up(self) -> bool:
+        """Whether its worker executes what has to be executed before it takes batches."""
+
+    @property
     def is_held_up(self) -> bool:
         """Whether it takes no batch at the moment, and its model has called others, or waits until it may send more."""
 
@@ -92,7 +97,8 @@ Instance = TypeVar("Instance", bound=Serving)
 def are_all_waiting(instances: Sequence[Instance], in_the_way_of: Callable[[Instance], Sequence[Executor]]) -> bool:
     """Whether each of *instances*, and there are some, waits for a call of its own, or for others that may."""
     return bool(instances) and all(
-        (instance.is_ready and instance.is_held_up) or bool(in_the_way_of(instance)) for instance in instances
+        ((instance.is_ready or instance.is_warming_up) and instance.is_held_up) or bool(in_the_way_of(instance))
+        for instance in instances
     )
 
 
@@ -112,7 +118,8 @@ def ways_through(
         begun = instance.executions()
         if own is not None and own in begun:
             return [[own]]
-        if len(begun) < instance.capacity or not instance.is_ready:
+        is_in_warm_up = bool(begun) and instance.is_warming_up
+        if not is_in_warm_up and (len(begun) < instance.capacity or not instance.is_ready):
             holders = in_the_way_of(instance)  # of one that is not ready, too: it will need the same
             ways += [[batch] for holder in holders for batch in holder.executions()]
             # It is free, or about to begin with something that has not called anybody yet.

@@ -232,6 +232,11 @@ class Instance:
         return self.state is InstanceState.STARTING and not self.keeper.restarts
 
     @property
+    def is_warming_up(self) -> bool:
+        """Whether its worker executes what has to be executed before it takes batches."""
+        return self.state is InstanceState.STARTING and bool(self.in_flight)
+
+    @property
     def is_empty(self) -> bool:
         """Whether every request that came here has ended. Those of a warm-up are nobody's."""
         return self.state is InstanceState.STARTING or (not self.in_flight and not self.open)

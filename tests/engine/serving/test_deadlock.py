@@ -41,6 +41,7 @@ class Instance:
     begun: int = 0
     batches: list[Batch] = field(default_factory=list)
     calls: Calls | None = None
+    is_warming_up: bool = False
 
     @property
     def has_room(self) -> bool:
