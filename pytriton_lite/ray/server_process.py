@@ -48,6 +48,8 @@ _TELL_EVERY_S = 1.0
 _LEASE_S = 5.0
 """How long the directory believes in a server that says nothing more: one whose machine is gone is listed so long."""
 _ASK_TIMEOUT_S = 5.0
+_open_url = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+"""Without the proxies of the environment: those are for the world, and know nothing of a server on this machine."""
 
 # The kernel ends the server with its replica, whatever ends that: Ray gives its CPUs and GPUs to somebody else at once.
 _START = """
@@ -161,7 +163,7 @@ class ServerReplica:
         url = f"http://{self._addresses[listener]}{path}"
 
         def get() -> str:
-            with urllib.request.urlopen(url, timeout=_ASK_TIMEOUT_S) as response:
+            with _open_url(url, timeout=_ASK_TIMEOUT_S) as response:
                 text: str = response.read().decode()
                 return text
 

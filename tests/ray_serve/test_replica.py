@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -279,6 +280,31 @@ def test_a_server_is_known_whatever_its_log_shows(tmp_path: Path, monkeypatch: p
             await replica.check_health()
 
     asyncio.run(scenario())
+
+
+def test_a_server_is_asked_without_the_proxy_of_the_environment(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve = SimpleNamespace(
+        get_replica_context=lambda: SimpleNamespace(app_name="app"), get_deployment_handle=lambda *_, **__: Handle()
+    )
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=serve))
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+    async def scenario(proxy: str) -> None:
+        monkeypatch.setenv("http_proxy", proxy)
+        flags = ["--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1"]
+        replica = await Here.begin([str(repository)], flags, "directory", 10)
+        try:
+            await replica.check_health()
+            assert (await replica.record_autoscaling_stats())[scaling.UNANSWERED] == 0
+        finally:
+            await replica.end()
+
+    with socket.socket() as nobody:  # bound, and does not listen: who asks it is refused
+        nobody.bind(("127.0.0.1", 0))
+        asyncio.run(scenario(f"http://127.0.0.1:{nobody.getsockname()[1]}"))
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
