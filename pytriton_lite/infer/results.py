@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -151,9 +152,11 @@ class _Npz:
 
     def close(self) -> None:
         try:
-            with open(self._path, "wb") as file:  # of a name it would make one that ends with .npz
-                arrays: dict[str, Any] = self._arrays()
-                np.savez(file, **arrays)
+            # Not by np.savez: its own parameters, `file` for one, are names that an output may have.
+            with open(self._path, "wb") as file, zipfile.ZipFile(file, "w") as archive:
+                for name, array in self._arrays().items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                        np.lib.format.write_array(entry, array, allow_pickle=False)
         except OSError as error:
             raise unwritable(self._path, error) from None
 

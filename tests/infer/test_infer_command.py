@@ -74,6 +74,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     write_model(repository, "shout", SHOUT, SHOUT_CONFIG)
     write_model(repository, "words", WORDS, WORDS_CONFIG)
     write_model(repository, "said", SAID, SAID_CONFIG)
+    write_model(repository, "named", SAID.replace("PARAMETERS", "file"), SAID_CONFIG.replace("PARAMETERS", "file"))
     (repository / "add_sub").symlink_to(MODEL_REPOSITORY / "add_sub")
     with RunningServer(repository) as running:
         yield running
@@ -400,6 +401,14 @@ def test_arrays_of_many_answers_are_stacked_where_they_can_be(terminal: Terminal
     assert typed.status == 1
     with np.load(out) as loaded:
         assert sorted(loaded.files) == ["OUTPUT0.0", "OUTPUT0.2", "OUTPUT1.0", "OUTPUT1.2"]
+
+
+def test_arrays_may_have_any_name_of_an_output(terminal: Terminal, tmp_path: Path) -> None:
+    """`file` is the name of a parameter of np.savez, which would take the array for that."""
+    out = tmp_path / "answer.npz"
+    assert terminal.infer("named", "--parameter", "a=1", "-o", str(out)).status == 0
+    with np.load(out) as loaded:
+        assert loaded.files == ["file"] and loaded["file"].tolist() == [b'{"a":1}']
 
 
 def test_all_responses_of_a_stream_belong_to_its_row(terminal: Terminal, tmp_path: Path) -> None:
