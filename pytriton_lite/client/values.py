@@ -181,7 +181,7 @@ def _objects(spec: TensorSpec, values: Any) -> np.ndarray[Any, Any]:
     walk(values, 0)
     array = np.empty(len(flat), dtype=object)
     array[:] = flat
-    return array.reshape(dims)
+    return _reshaped(spec, array, dims)
 
 
 def _element(spec: TensorSpec, value: Any) -> bytes:
@@ -266,13 +266,20 @@ def _with_shape(spec: TensorSpec, array: np.ndarray[Any, Any], shape: Sequence[i
             raise ClientError(
                 f"input '{spec.name}': {array.size} elements do not fill shape {format_shape(list(shape))} of --shape"
             )
-        return array.reshape(tuple(shape))
+        return _reshaped(spec, array, shape)
     fitting = _fitting_shape(spec.shape, array)
     if fitting is None:
         raise ClientError(
             f"input '{spec.name}': the model expects shape {format_shape(spec.shape)}, got {format_shape(array.shape)}"
         )
     return array.reshape(fitting)
+
+
+def _reshaped(spec: TensorSpec, array: np.ndarray[Any, Any], shape: Sequence[int]) -> np.ndarray[Any, Any]:
+    try:
+        return array.reshape(tuple(shape))
+    except (ValueError, OverflowError) as error:  # NumPy has at most 64 dimensions, and lengths of 63 bits
+        raise ClientError(f"input '{spec.name}': no array has shape {format_shape(list(shape))}: {error}") from None
 
 
 def _fitting_shape(wanted: Sequence[int], array: np.ndarray[Any, Any]) -> tuple[int, ...] | None:

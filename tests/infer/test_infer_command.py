@@ -289,10 +289,15 @@ def test_a_row_that_is_wrong_is_told_and_the_others_go_on(terminal: Terminal, tm
         tmp_path / "r.jsonl",
         {"TEXT": "fine"}, {"TEXT": "bad", "id": "b"}, "{broken", {"TXT": "x"}, "[1]", {"TEXT": 5}, {"TEXT": [["fine"]]},
         "[" * 100_000, r'{"TEXT": "\ud83d"}', r'{"TEXT": "\ud83d\ude00"}', {"TEXT": "a", "id": [1]},
+        {"inputs": [{"name": "TEXT", "shape": [True], "data": ["a"]}]},
+        {"inputs": [{"name": "TEXT", "shape": [1] * 65, "data": ["a"]}]},
+        {"inputs": [{"name": "TEXT", "shape": [0, 1 << 64], "data": []}]},
+        '{"TEXT": ' + "[" * 65 + '"a"' + "]" * 65 + "}",
     )  # fmt: skip
     typed = terminal.infer("shout", "--file", path)
     assert typed.status == 1
-    assert [document.get("error", "") for document in typed.documents] == [
+    errors = [document.get("error", "") for document in typed.documents]
+    assert [*errors[:-3], *(error.rpartition(": ")[0] for error in errors[-3:])] == [
         "",
         "I will not shout that",
         f"{path}:3: no JSON: Expecting property name enclosed in double quotes at line 1, column 2",
@@ -304,9 +309,13 @@ def test_a_row_that_is_wrong_is_told_and_the_others_go_on(terminal: Terminal, tm
         f"{path}:9: no JSON: a string has one half of a surrogate pair",
         "",
         '"id" is to be a string or a whole number, got list',
+        "input 'TEXT': \"shape\" is to be a list of lengths, got [True]",
+        f"input 'TEXT': no array has shape [{','.join(65 * '1')}]",
+        "input 'TEXT': no array has shape [0,18446744073709551616]",
+        f"input 'TEXT': no array has shape [{','.join(65 * '1')}]",
     ]
     assert typed.documents[1]["id"] == "b"
-    assert typed.err == "error: 8 of 11 requests failed, the first: request 1: I will not shout that\n"
+    assert typed.err == "error: 12 of 15 requests failed, the first: request 1: I will not shout that\n"
 
 
 def test_requests_may_come_from_stdin_and_go_as_a_table(server: RunningServer, tmp_path: Path) -> None:
