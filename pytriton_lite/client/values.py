@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -81,7 +80,9 @@ def _load_numpy(spec: TensorSpec, path: Path) -> np.ndarray[Any, Any]:
             if isinstance(loaded, np.ndarray):
                 return loaded
             arrays = {name: np.asarray(loaded[name]) for name in loaded.files}
-        except (ValueError, EOFError, BadZipFile) as error:
+        except OSError:
+            raise
+        except Exception as error:  # beside ValueError: BadZipFile, zlib.error, MemoryError for a length that is none
             raise ClientError(f"input '{spec.name}': {path} is no file of NumPy: {error}") from None
     if spec.name not in arrays and len(arrays) != 1:
         raise ClientError(f"input '{spec.name}': {path} has the arrays {', '.join(arrays)}, and none of that name")

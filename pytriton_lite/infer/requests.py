@@ -71,8 +71,11 @@ def _parquet_rows(path: str) -> tuple[Iterator[Row | ClientError], int]:
 
     def rows() -> Iterator[Row | ClientError]:
         with file:
-            for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
-                yield from batch.to_pylist()
+            try:
+                for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
+                    yield from batch.to_pylist()
+            except Exception as error:  # each encoding says in a way of its own that its data are damaged
+                raise ClientError(f"cannot read {path}: {' '.join(str(error).split())}") from None
 
     return rows(), file.metadata.num_rows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,22 @@ def test_a_shape_that_is_given_is_taken() -> None:
         read_text(spec(dtypes.FP32, -1, -1), "1,2,3,4", [3, 2])
 
 
+def damaged() -> bytes:
+    """An archive whose directory is right, and one of whose compressed blocks is not."""
+    file = io.BytesIO()
+    np.savez_compressed(file, IN=np.arange(1000))
+    content = bytearray(file.getvalue())
+    content[60:90] = bytes(byte ^ 0xFF for byte in content[60:90])
+    return bytes(content)
+
+
+def endless() -> bytes:
+    """A head that announces more than any memory has."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (1 << 50,)})
+    return file.getvalue()
+
+
 def test_files_are_read_by_the_end_of_their_names(tmp_path: Path) -> None:
     values = np.array([[1, 2], [3, 4]], np.int64)
     np.save(tmp_path / "a.npy", values)
@@ -113,6 +130,8 @@ def test_files_are_read_by_the_end_of_their_names(tmp_path: Path) -> None:
     [
         ("a.npy", b"no numpy", "no file of NumPy"),
         ("a.npz", b"PK\3\4 broken", "no file of NumPy"),
+        ("a.npz", damaged(), "no file of NumPy"),
+        ("a.npy", endless(), "no file of NumPy"),
         ("a.json", b"[1, 2", "no JSON: .* at line 1, column 6"),
         ("a.bin", b"\0\0\0\0", r"a file is .npy, .npz, .json or an image; got '.bin'"),
         ("a.png", b"no image", "no image"),

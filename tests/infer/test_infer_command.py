@@ -398,6 +398,25 @@ def test_parquet_has_a_request_in_each_row(terminal: Terminal, tmp_path: Path) -
     assert "bad.parquet" in terminal.infer("shout", "--file", str(tmp_path / "bad.parquet")).err
 
 
+def test_a_page_of_parquet_that_is_damaged_ends_the_run_with_the_reason(terminal: Terminal, tmp_path: Path) -> None:
+    """The rows before it are answered."""
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    path = tmp_path / "rows.parquet"
+    texts = [f"a text with the number {number}" for number in range(1024)]
+    parquet.write_table(arrow.table({"TEXT": texts}), path, row_group_size=256)
+    content = bytearray(path.read_bytes())
+    at = len(content) // 2
+    content[at : at + 200] = bytes(200 * [0x5A])
+    path.write_bytes(content)
+    typed = terminal.infer("shout", "--file", str(path))
+    assert typed.status == 1 and typed.err.startswith(f"error: cannot read {path}: ")
+    assert [document["outputs"][0]["data"] for document in typed.documents[:256]] == [
+        [text.upper()] for text in texts[:256]
+    ]
+
+
 def test_arrays_of_many_answers_are_stacked_where_they_can_be(terminal: Terminal, tmp_path: Path) -> None:
     out = tmp_path / "answers.npz"
     good = [{"INPUT0": [number] * 4, "INPUT1": [0] * 4} for number in range(3)]
