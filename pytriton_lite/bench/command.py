@@ -330,13 +330,14 @@ def _traffic(arguments: Arguments, client: Client, target: Target, model: _Model
 
 def _first_look(client: Client, traffic: Traffic, plan: Plan, streams: input_data.Streams, model: _Model) -> Plan:
     """Ask for some rows one by one and look at the answers whole; the plan with what was learned. Raises ClientError."""
-    rows = [row for stream in streams for row in stream]
-    looks = rows if any(row.expected for row in rows) and traffic.sequences is None else rows[:_FIRST_LOOKS]
+    places = [(rows, at) for rows in streams for at in range(len(rows))]
+    has_expected = any(row.expected for rows in streams for row in rows)
+    looks = places if has_expected and traffic.sequences is None else places[:_FIRST_LOOKS]
     if traffic.sequences is not None:
         looks = looks[:1]
     gives_ids = True
-    for number in range(len(looks)):
-        row = input_data.batched(rows, number, traffic.batch, batches=model.batches)
+    for number, (rows, at) in enumerate(looks):
+        row = input_data.batched(rows, at, traffic.batch, batches=model.batches)  # of one list, as the plan has them
         flags: list[tuple[str, Parameter]] = []
         if traffic.sequences is not None:
             first_id = traffic.sequences.first_id

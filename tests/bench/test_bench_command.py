@@ -210,6 +210,16 @@ def test_batches_have_so_many_rows(terminal: Terminal) -> None:
     assert "inferences/s" in terminal.bench("-m", "negate", "--shape=IN:3", "-b", "4", "--input-data=zero")
 
 
+def test_a_batch_has_rows_of_one_list(terminal: Terminal, tmp_path: Path) -> None:
+    """Also while the first answers are looked at: rows of another list may have another shape."""
+    data = tmp_path / "data.json"
+    rows = [{"IN": [1, 2]}, {"IN": [3, 4]}], [{"IN": [5, 6, 7]}]
+    expected = [[{"OUT": [-value for value in row["IN"]]} for row in one] for one in rows]
+    data.write_text(json.dumps({"data": rows, "validation_data": expected}))
+    (level,) = terminal.levels("-m", "negate", "-b", "2", "--input-data", str(data))
+    assert level["answered"] > 0 and level["failed"] == 0
+
+
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_rows_may_lack_optional_inputs(terminal: Terminal, tmp_path: Path, protocol: str) -> None:
     data = tmp_path / "data.json"
