@@ -7,7 +7,7 @@ import ssl
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from pytriton_lite.client.errors import ClientError, Unreachable
 
@@ -90,6 +90,12 @@ def parse_target(
     It is ``HOST[:PORT]``, ``http[s]://HOST[:PORT][/PREFIX]``, ``grpc[s]://HOST[:PORT]`` or ``unix:PATH``; None is this
     machine at the protocol's usual port. A header ``host`` is the target's `virtual_host`. Raises ClientError.
     """
+    for name, value in headers if protocol is Protocol.HTTP else ():
+        try:
+            (name + value).encode("latin-1")
+        except UnicodeEncodeError as error:
+            letters = error.object[error.start : error.end]
+            raise ClientError(f"-H {name}: a header of HTTP is Latin-1, which has no '{letters}'") from None
     virtual_host = dict(headers).get("host", "")
     headers = tuple((name, value) for name, value in headers if name != "host")
     if own := [name for name, _ in headers if name in _OWN_HEADERS]:
@@ -134,7 +140,7 @@ def parse_target(
         protocol,
         parts.hostname,
         port or (443 if uses_tls else DEFAULT_PORTS[protocol]),
-        prefix.removesuffix("/v2"),
+        quote(prefix.removesuffix("/v2"), safe="/%!$&'()*+,;=:@", errors="surrogateescape"),
         uses_tls,
         ca_file,
         verifies,

@@ -52,6 +52,15 @@ def test_a_host_among_the_headers_is_the_one_that_requests_name(url: str) -> Non
     assert url in target.url
 
 
+def test_what_http_cannot_carry_is_refused_or_quoted() -> None:
+    for name in ("x-who", "host"):
+        with pytest.raises(ClientError, match=f"-H {name}: .* Latin-1, which has no 'Ł'"):
+            parse_target(None, Protocol.HTTP, headers=((name, "café Łódź"),))
+    assert parse_target(None, Protocol.HTTP, headers=(("x", "café"),)).headers == (("x", "café"),)
+    target = parse_target("host/two words/%C5%81ódź/~a:b", Protocol.HTTP)
+    assert target.prefix == "/two%20words/%C5%81%C3%B3d%C5%BA/~a:b"
+
+
 def test_a_header_that_the_client_writes_is_refused() -> None:
     with pytest.raises(ClientError, match="-H content-type"):
         parse_target(None, Protocol.GRPC, headers=(("content-type", "application/json"),))
