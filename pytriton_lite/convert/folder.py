@@ -87,10 +87,14 @@ def write(conversion: Conversion, repository: Path, source: str) -> list[Path]:
     folder = repository / name
     if folder.exists():
         raise ConversionError(f"'{folder}' exists; nothing was written")
+    try:
+        config = conversion.config().encode()
+    except UnicodeEncodeError:
+        raise ConversionError("the name of an input or output has one half of a surrogate pair; give another") from None
     runtime = resources.files(__package__) / "runtimes"
     texts = {
-        "config.pbtxt": conversion.config().encode(),
-        NOTES: notes_text(conversion, source).encode(),
+        "config.pbtxt": config,
+        NOTES: notes_text(conversion, source).encode(errors="backslashreplace"),  # names of files may be no UTF-8
         "1/model.py": (runtime / f"{conversion.runtime}_model.py.template").read_bytes(),
         **{f"1/{path}": content for path, content in conversion.files.items()},
         **dict(conversion.beside),

@@ -159,7 +159,7 @@ def _settings(config_file: object, files: Mapping[str, bytes]) -> dict[str, Any]
         ) from None
     try:
         found = yaml.safe_load(files[str(config_file)])
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except Exception as error:  # a value that is not of its tag: KeyError, IndexError, AttributeError
         raise ConversionError(f"{config_file} of the archive is no YAML: {error}") from None
     return found if isinstance(found, dict) else {}
 

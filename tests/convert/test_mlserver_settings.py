@@ -203,6 +203,14 @@ def test_what_cannot_be_converted_is_told(tmp_path: Path, settings: dict[str, An
         convert_settings(path)
 
 
+def test_a_name_that_no_file_can_have_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {**SCALE, "inputs": [{"name": "\ud83d", "datatype": "FP32", "shape": [1]}]}
+    path = make_settings(tmp_path / "source", settings, {"models.py": "x = 1\n"})
+    assert cli.main(["convert", str(path), str(tmp_path / "models")]) == 1
+    assert "one half of a surrogate pair" in capsys.readouterr().err
+    assert not (tmp_path / "models").exists()
+
+
 @pytest.mark.parametrize(("text", "expected"), [("{", "is no JSON"), ("[]", "expected a JSON object")])
 def test_a_file_of_settings_that_is_none_is_told(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "model-settings.json"

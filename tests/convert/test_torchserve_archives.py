@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tarfile
 import zipfile
@@ -133,6 +134,17 @@ def test_a_tar_and_a_directory_are_the_same(tmp_path: Path) -> None:
     assert convert_archive(tar).files == convert_archive(folder).files == convert_archive(archive).files
 
 
+def test_names_that_are_no_utf8_are_in_the_notes_as_a_terminal_shows_them(tmp_path: Path) -> None:
+    """Of the archive, and of a file in it."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    with zipfile.ZipFile(make_archive(tmp_path, "m", "handler", {"handler.py": "def handle(d, c): ...\n"})) as file:
+        file.extractall(folder)
+    (folder / os.fsdecode(b"l\xe9.py")).write_text("import ts.metrics\n")
+    assert cli.main(["convert", str(folder), str(tmp_path / "models")]) == 2
+    notes = (tmp_path / "models" / "m" / "CONVERTED.md").read_text(encoding="utf-8")
+    assert r"from `caf\udce9`" in notes and r"l\udce9.py:1: import ts.metrics" in notes
+
+
 def test_requirements_lie_beside_the_configuration(tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {"handler.py": CLASS_HANDLER, "needs.txt": "torch\n"}
     conversion = convert_archive(make_archive(tmp_path, "m", "handler.py", files, requirementsFile="needs.txt"))
@@ -205,7 +217,13 @@ def test_damaged_data_of_an_archive_is_told(tmp_path: Path, compression: int) ->
         convert_archive(path)
 
 
-@pytest.mark.parametrize("settings", ["batchSize: many", "maxBatchDelay: -1", "batchSize: [", "batchSize: true"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "batchSize: many", "maxBatchDelay: -1", "batchSize: [", "batchSize: true",
+        "a: !!bool maybe", 'a: !!int ""', "a: !!timestamp soon",
+    ],
+)  # fmt: skip
 def test_settings_that_are_wrong_are_told(tmp_path: Path, settings: str) -> None:
     pytest.importorskip("yaml")
     with pytest.raises(ConversionError, match=r"expected a whole number|is no YAML"):
