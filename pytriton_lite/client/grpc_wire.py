@@ -36,6 +36,8 @@ _STATUS_NAMES = (
     "DATA_LOSS", "UNAUTHENTICATED",
 )  # fmt: skip
 """Names of gRPC's statuses, by number."""
+_GATEWAY_STATUSES = frozenset({"429", "502", "503", "504"})
+"""Of a proxy before the server, for a call that it could not hand on; to gRPC they are UNAVAILABLE."""
 UNAVAILABLE = 14
 UNIMPLEMENTED = 12
 
@@ -264,6 +266,12 @@ class GrpcWire:
             fields = self._decode(block)
         call = self._calls.get(stream)
         if call is None:
+            return
+        if fields.get(":status") in _GATEWAY_STATUSES and not _is_grpc(fields):
+            del self._calls[stream]  # with the page that comes behind it
+            if not call.ends or call.unsent:
+                self._out.append(frame(_RST_STREAM, 0, stream, _u32(0)))
+            events.append(CallEnd(stream, UNAVAILABLE, _no_grpc(fields)))
             return
         if not flags & _END_STREAM and "grpc-status" not in fields:
             if fields.get(":status", "200")[:1] != "1" and not _is_grpc(fields):

@@ -157,6 +157,19 @@ def test_a_call_that_is_reset_or_left_behind_by_a_goaway_ends() -> None:
     assert wire.receive(answer(second, b"late"))[-1] == CallEnd(second, 0, "")
 
 
+def test_a_page_of_a_proxy_ends_a_call_and_the_next_one_is_answered() -> None:
+    """As nginx has them while there is no server behind it."""
+    wire = started()
+    first, second = wire.call("/s/M", b"x"), wire.call("/s/M", b"x", ends=False)
+    for stream in (first, second):
+        page = frame(HEADERS, 4, stream, block((":status", "502"), ("content-type", "text/html")))
+        (end,) = wire.receive(page + frame(DATA, 1, stream, b"<html>"))
+        assert end == CallEnd(stream, 14, "what answers speaks HTTP/2 and no gRPC: status 502, text/html")
+    assert [(kind, stream) for kind, _, stream, _ in frames(wire.take_output())][-1] == (RST, second)
+    third = wire.call("/s/M", b"x")
+    assert wire.receive(answer(third, b"fine"))[-1] == CallEnd(third, 0, "")
+
+
 @pytest.mark.parametrize(
     ("data", "says"),
     [
