@@ -91,6 +91,9 @@ class HttpWire:
             end += 4
             block = data[:end]
             head = self._heads.get(block) or self._read_head(block)
+            if head.status < 200:  # not the answer yet
+                data = data[end:]
+                continue
             if head.is_last:
                 self.is_closing = True
             if head.length is None:
@@ -115,7 +118,7 @@ class HttpWire:
         reader.feed(block)
         status = reader.status()
         length: int | None = None
-        if status in (204, 304):
+        if status < 200 or status in (204, 304):
             length = 0
         elif "transfer-encoding" not in reader.headers and reader.headers.get("content-length", "").isdigit():
             length = int(reader.headers["content-length"])

@@ -41,6 +41,17 @@ def test_an_answer_may_end_with_its_connection() -> None:
     assert wire.is_closing
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_what_a_server_says_before_its_answer_is_no_answer(size: int) -> None:
+    wire = HttpWire()
+    data = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" + PLAIN
+    found: list[HttpAnswer] = []
+    for at in range(0, 2 * len(data), size):
+        found += wire.receive((data + data)[at : at + size])
+    assert bodies(found) == [(200, b"hello")] * 2 and "link" not in found[0].headers
+    assert not wire.is_closing
+
+
 def test_a_connection_that_ends_between_answers_brings_none() -> None:
     wire = HttpWire()
     wire.receive(PLAIN)
