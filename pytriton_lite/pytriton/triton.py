@@ -274,13 +274,14 @@ class Triton:
             server = self._usable()
             try:
                 server.start()
+                models = server.models()  # raises as well where another thread has stopped it by now
             except (StartError, RuntimeError) as error:
                 raise PyTritonRuntimeError(str(error)) from error
             finally:
                 # Also behind Ctrl-C: a server starts once, so whoever tries again is to have another one.
                 self._has_stopped = not server.is_running
             self._is_connected = True
-        for model_name in self._server.models():
+        for model_name in models:
             self._tell(model_name)
         LOGGER.info("(Press CTRL+C or use the command `kill -SIGINT %d` to send a SIGINT signal and quit)", os.getpid())
 
@@ -331,8 +332,10 @@ class Triton:
         was_running = server.is_running
         self._is_connected = False
         server.stop()
-        if server is self._server:
-            self._has_stopped = True
+        with self._lock:  # behind a `connect` that has just started it
+            if server is self._server:
+                self._is_connected = False
+                self._has_stopped = True
         return was_running
 
     def is_alive(self) -> bool:

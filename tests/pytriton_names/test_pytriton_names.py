@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -253,6 +254,30 @@ def test_who_was_interrupted_in_the_start_may_try_again() -> None:
     triton.bind("Again", add_sub, [Tensor((1,), np.float32)] * 2, [Tensor((1,), np.float32, "add")])
     with triton:
         assert triton.server.models() == ["Again"]
+
+
+@pytest.mark.parametrize("last", ["start", "models"])
+def test_who_was_stopped_at_the_end_of_the_start_is_not_connected(last: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `stop` of another thread, between the moment in which the server serves and the one in which `connect` returns."""
+    triton = Triton(config=TritonConfig(**ANY_PORTS))
+    server = triton.server
+    stopping = threading.Thread(target=triton.stop)
+    step = getattr(server, last)
+
+    def be_stopped_behind_it() -> Any:
+        done = step()
+        stopping.start()
+        server.wait()
+        return done
+
+    monkeypatch.setattr(server, last, be_stopped_behind_it)
+    refused = pytest.raises(PyTritonRuntimeError, match="has been stopped")
+    with refused if last == "start" else contextlib.nullcontext():
+        triton.connect()
+    stopping.join()
+    assert not triton.is_connected()
+    with triton:  # another server, which starts
+        assert triton.is_alive() and triton.is_connected()
 
 
 def test_a_file_cannot_warm_a_function_up(triton: Triton) -> None:
