@@ -83,11 +83,11 @@ _SHAPE = own_option(
 )
 _STRING_LENGTH = own_option("string-length", command_line.COUNT, "Letters of random strings.", default=128)
 _STRING_DATA = own_option(
-    "string-data", Kind("<string>", str), "The string to send for all BYTES inputs, not random ones."
+    "string-data", Kind("<string>", command_line.utf8), "The string to send for all BYTES inputs, not random ones."
 )
 _PARAMETER = own_option(
     "request-parameter",
-    Kind("<name>:<value>:<type>", str),
+    Kind("<name>:<value>:<type>", command_line.utf8),
     "A parameter of every request; the type is string, int, float or bool.",
     repeatable=True,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import sys
 import time
@@ -33,6 +34,15 @@ def count_from(low: int) -> Callable[[str], int]:
     return lambda text: parse_integer(text, low=low, high=INT32_MAX)
 
 
+def utf8(text: str) -> str:
+    """*text* that goes to a server. Raises ValueError where the command line had bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"expected UTF-8, got {os.fsencode(text)!r}") from None
+    return text
+
+
 def choice(*words: str) -> Kind:
     """One of *words*."""
 
@@ -48,9 +58,9 @@ SECONDS = Kind("<seconds>", positive)
 COUNT = Kind("<integer>", count_from(1))
 FILE = Kind("<file>", str)
 
-MODEL_NAME = own_option("model-name", Kind("<model>", str), "The model.")
+MODEL_NAME = own_option("model-name", Kind("<model>", utf8), "The model.")
 MODEL_VERSION = own_option(
-    "model-version", Kind("<version>", str), "A version of the model; without it, the server chooses.", default=""
+    "model-version", Kind("<version>", utf8), "A version of the model; without it, the server chooses.", default=""
 )
 URL = own_option(
     "url",

@@ -30,12 +30,15 @@ _SHAPE = own_option(
     "shape", Kind("<name>:<n>,<n>", str), "Shape of an input, where it does not follow.", repeatable=True
 )
 _OUTPUTS = own_option(
-    "outputs", Kind("<name>,<name>", str), "The outputs that are wanted.", default="", shown_default="all"
+    "outputs", Kind("<name>,<name>", command_line.utf8), "The outputs that are wanted.", default="", shown_default="all"
 )
 _PARAMETER = own_option(
-    "parameter", Kind("<name>=<value>", str), "A parameter of the request: true, 12, 0.5 or a text.", repeatable=True
+    "parameter",
+    Kind("<name>=<value>", command_line.utf8),
+    "A parameter of the request: true, 12, 0.5 or a text.",
+    repeatable=True,
 )
-_REQUEST_ID = own_option("request-id", Kind("<id>", str), "Id of the request.", default="")
+_REQUEST_ID = own_option("request-id", Kind("<id>", command_line.utf8), "Id of the request.", default="")
 _FILE = own_option(
     "file", command_line.FILE, "A file of many requests, JSON Lines or .parquet, one in each row; - is stdin."
 )
@@ -63,7 +66,10 @@ def _model_and_values(arguments: Arguments) -> tuple[str, list[str]]:
         raise ClientError("which model? As in: pytriton-lite infer add_sub")
     if "=" in words[0]:
         raise ClientError(f"the model's name comes first, as in: pytriton-lite infer MODEL {words[0]}")
-    return words[0], words[1:]
+    try:
+        return command_line.utf8(words[0]), words[1:]
+    except ValueError as error:
+        raise ClientError(f"the model's name: {error}") from None
 
 
 # One request --------------------------------------------------------------------------------------------------------

@@ -406,6 +406,13 @@ def test_what_is_wrong_is_one_line_and_an_exit_status(terminal: Terminal, words:
     assert terminal.err.startswith("error: ") and terminal.err.count("\n") == 1
 
 
+def test_bytes_that_are_no_utf8_are_refused(terminal: Terminal) -> None:
+    latin = os.fsdecode(b"caf\xe9")
+    for option in ("-m", "--string-data", "--request-parameter"):
+        terminal.bench("-m", "add_sub", option, latin, status=1)
+        assert terminal.err.endswith("expected UTF-8, got b'caf\\xe9'\n")
+
+
 def test_a_page_that_is_no_v2_server_is_told(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = server.metrics_url.removeprefix("http://").partition("/")[0]
     assert main(["bench", "-m", "add_sub", "-u", metrics]) == 1

@@ -197,6 +197,7 @@ def test_a_stream_is_shown_as_it_comes(terminal: Terminal) -> None:
         (["nope"], "model 'nope': Request for unknown model"),
         ([], "which model?"),
         (["INPUT0=1"], "the model's name comes first"),
+        ([os.fsdecode(b"caf\xe9")], r"the model's name: expected UTF-8, got b'caf\xe9'"),
         (["add_sub", "INPUT9=1"], "model 'add_sub' has no input 'INPUT9'; it has INPUT0, INPUT1"),
         (["add_sub", "INPUT0"], "'INPUT0': expected NAME=VALUE"),
         (["add_sub", "INPUT0=1,2"], "expects shape [4], got [2]"),
@@ -234,7 +235,15 @@ def test_the_host_of_a_header_takes_the_place_of_the_address(terminal: Terminal,
 
 
 def test_options_that_are_none_end_with_the_reason(terminal: Terminal) -> None:
-    for words, says in ((["--bogus"], "unrecognized option '--bogus'"), (["-i", "soap"], "expected one of http, grpc")):
+    latin = os.fsdecode(b"caf\xe9")
+    for words, says in (
+        (["--bogus"], "unrecognized option '--bogus'"),
+        (["-i", "soap"], "expected one of http, grpc"),
+        (["--parameter", f"place={latin}"], r"expected UTF-8, got b'place=caf\xe9'"),
+        (["--request-id", latin], "expected UTF-8"),
+        (["--outputs", latin], "expected UTF-8"),
+        (["--model-name", latin], "expected UTF-8"),
+    ):
         typed = terminal.infer("add_sub", *words)
         assert typed.status == 1
         assert says in typed.err.splitlines()[-1]
