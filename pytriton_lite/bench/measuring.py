@@ -14,6 +14,7 @@ from pytriton_lite.bench.fleet import Fleet, together
 from pytriton_lite.bench.orders import Window
 from pytriton_lite.bench.settings import Distribution, Level, Pace, Steadiness, Traffic
 from pytriton_lite.client.clients import Client, Statistics
+from pytriton_lite.client.errors import ClientError
 from pytriton_lite.core.cores import usable_cores
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
@@ -258,7 +259,10 @@ def _measure(
         on_window=trial.take,
         on_tick=on_tick,
     )
-    after = client.statistics(traffic.model, traffic.version)
+    try:
+        after = client.statistics(traffic.model, traffic.version)
+    except ClientError:  # it hangs or is gone by now: what was measured is told all the same
+        after = None
     server = after.since(before) if before is not None and after is not None else None
     steady = is_steady(trial.windows, steadiness)
     counted = trial.windows[-steadiness.windows_needed :] if steady else trial.windows

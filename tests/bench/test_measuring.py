@@ -15,6 +15,7 @@ from pytriton_lite.bench.orders import Window
 from pytriton_lite.bench.report import notes
 from pytriton_lite.bench.settings import Distribution, Level, Pace, Steadiness, Traffic
 from pytriton_lite.client.clients import Statistics
+from pytriton_lite.client.errors import Unreachable
 from pytriton_lite.client.target import Protocol, parse_target
 
 SECOND_NS = 10**9
@@ -77,7 +78,10 @@ def test_rates_that_do_not_agree_are_those_of_the_whole_time() -> None:
 
 
 class Told:
-    """A fleet and a client in one: windows of each order of *trials*, and the server's counts of requests in turns."""
+    """A fleet and a client in one: windows of each order of *trials*, and the server's counts of requests in turns.
+
+    Behind the last of these the server hangs.
+    """
 
     def __init__(self, trials: list[list[Window]], counts: list[int]) -> None:
         self._trials = iter(trials)
@@ -89,7 +93,9 @@ class Told:
                 return
 
     def statistics(self, model: str, version: str) -> Statistics:
-        return Statistics(next(self._counts), *[0] * 9)
+        for count in self._counts:
+            return Statistics(count, *[0] * 9)
+        raise Unreachable("127.0.0.1:1 has not answered within 60 s (--timeout)")
 
 
 FULL = Level(Pace.CONCURRENCY, 64)
@@ -114,6 +120,14 @@ def test_a_server_that_counts_anew_has_no_figures_and_a_line_says_so() -> None:
     assert notes(reloaded, Steadiness()) == [
         "concurrency 64: the model was loaded anew meanwhile, so the server's own figures say nothing"
     ]
+
+
+def test_a_server_that_hangs_in_the_end_leaves_what_was_measured() -> None:
+    hung = window([])
+    hung.count_error("no answer within 60 s (--timeout)", 4)
+    found = told([[window([10] * 100), hung]], [1000])
+    assert (found.figures.answered, found.errors, found.failed) == (100, hung.errors, 4)
+    assert found.server is None and not found.has_reloaded
 
 
 @pytest.mark.parametrize(
