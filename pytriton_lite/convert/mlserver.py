@@ -41,9 +41,9 @@ KNOWN: Mapping[str, frozenset[str]] = {
 """What runtimes/mlserver_model.py.template has of the package ``mlserver``."""
 
 _SKIPPED = {"__pycache__", ".git", "settings.json", SETTINGS}
-_DATATYPES = {"BOOL", "BYTES", "FP16", "FP32", "FP64"} | {
-    f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)
-}
+_DATATYPES = (
+    "BOOL", "BYTES", "FP16", "FP32", "FP64", "INT16", "INT32", "INT64", "INT8", "UINT16", "UINT32", "UINT64", "UINT8",
+)  # fmt: skip
 
 
 def convert_settings(path: Path, *, name: str = "") -> Conversion:
@@ -135,7 +135,7 @@ def _tensors(settings: Mapping[str, Any], key: str, file: Path, *, has_batches: 
             raise ConversionError(f"{place}: expected an object with a name, got {entry!r}")
         if entry.get("datatype") not in _DATATYPES:
             raise ConversionError(
-                f"{place}.datatype: expected one of {', '.join(sorted(_DATATYPES))}, got {entry.get('datatype')!r}"
+                f"{place}.datatype: expected one of {', '.join(_DATATYPES)}, got {entry.get('datatype')!r}"
             )
         shape = entry.get("shape")
         if not isinstance(shape, list) or not all(type(size) is int and (size == -1 or size > 0) for size in shape):

@@ -190,6 +190,10 @@ def test_what_a_person_has_to_do_is_said_with_its_place(tmp_path: Path, capsys: 
             r"inputs\[0\].datatype: expected one of",
         ),
         (
+            {**SCALE, "inputs": [{"name": "x", "datatype": ["FP32"], "shape": [1]}]},
+            r"inputs\[0\].datatype: expected one of .*, got \['FP32'\]",
+        ),
+        (
             {**SCALE, "inputs": [{"name": "x", "datatype": "FP32", "shape": [0]}]},
             r"inputs\[0\].shape: expected a list of sizes",
         ),
