@@ -27,7 +27,7 @@ from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer  # 
 from sklearn.kernel_ridge import KernelRidge  # noqa: E402
 from sklearn.linear_model import LinearRegression, LogisticRegression  # noqa: E402
 from sklearn.multioutput import MultiOutputClassifier  # noqa: E402
-from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.pipeline import Pipeline, make_pipeline  # noqa: E402
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler  # noqa: E402
 
 RNG = np.random.default_rng(0)
@@ -152,6 +152,15 @@ def test_what_a_configuration_says_goes_before_what_would_be_completed(load: Any
     with load("sklearn", "model.skops", skops_of(CLASSIFIER), config) as model:
         found = model.infer({"x": X[:2].astype(np.float32)})["decision"]
         assert np.allclose(found[:, 0], CLASSIFIER.decision_function(X[:2]), atol=1e-5)
+
+
+def test_a_pipeline_that_does_not_say_how_many_features_it_takes_is_given_a_matrix(load: Any) -> None:
+    estimator = Pipeline([("scale", "passthrough"), ("classify", LogisticRegression())]).fit(X, LABELS)
+    assert not hasattr(estimator, "n_features_in_")
+    config = """max_batch_size: 64
+        input { name: "features" data_type: TYPE_FP64 dims: 4 } output { name: "prediction" data_type: TYPE_INT64 dims: 1 }"""
+    with load("sklearn", "model.skops", skops_of(estimator), config) as model:
+        assert model.infer({"features": X})["prediction"][:, 0].tolist() == estimator.predict(X).tolist()
 
 
 @pytest.mark.parametrize("file", ["model.json", "model.ubj"])

@@ -96,7 +96,8 @@ class _Estimator(Predictor):
 
             return pd.DataFrame({name: columns[name].reshape(-1) for name in self._names})
         (array,) = columns.values()
-        if self._width is None:
+        # It does not say how many features it takes: a vectoriser, or a transformer of somebody's own, which has numbers.
+        if self._width is None and array.dtype == object:
             return list(array.reshape(-1))
         return array
 
