@@ -143,6 +143,19 @@ def write_models(repository: Path) -> None:
         + 'input [{ name: "X" data_type: TYPE_FP32 dims: 2 }, { name: "C" data_type: TYPE_FP32 dims: 2 optional: true }]'
         'output { name: "Y" data_type: TYPE_FP32 dims: 2 }',
     )
+    write_onnx(
+        repository,
+        "optional_scalar",
+        [helper.make_node("Gather", ["X", "at"], ["Y"])],
+        inputs=[("X", FLOAT, [2, 2]), ("at", INT64, [])],
+        outputs=[("Y", FLOAT, [2])],
+        constants=[helper.make_tensor("at", INT64, [], [0])],
+        config='backend: "onnxruntime" '
+        + ONE_INSTANCE
+        + 'input [{ name: "X" data_type: TYPE_FP32 dims: [ 2, 2 ] }, '
+        + '{ name: "at" data_type: TYPE_INT64 dims: 1 optional: true }] '
+        + 'output { name: "Y" data_type: TYPE_FP32 dims: 2 }',
+    )
     write_total(repository, "total", [1], "")
     write_total(repository, "total_of_batches", ["batch", 1], "max_batch_size: 8")
     write_onnx(
@@ -383,6 +396,12 @@ def test_an_optional_input_has_the_value_of_the_graph_when_it_is_left_out(server
     x, c = tensor("X", "FP32", [2], [1, 2]), tensor("C", "FP32", [2], [5, 5])
     assert outputs(server.infer("optional", [x]))["Y"] == ([2], [11.0, 22.0])
     assert outputs(server.infer("optional", [x, c]))["Y"] == ([2], [6.0, 7.0])
+
+
+def test_an_optional_scalar_is_a_scalar_for_the_graph(server: RunningServer) -> None:
+    x = tensor("X", "FP32", [2, 2], [1, 2, 3, 4])
+    assert outputs(server.infer("optional_scalar", [x]))["Y"] == ([2], [1.0, 2.0])
+    assert outputs(server.infer("optional_scalar", [x, tensor("at", "INT64", [1], [1])]))["Y"] == ([2], [3.0, 4.0])
 
 
 @pytest.mark.parametrize(("model", "shape"), [("total", [1]), ("total_of_batches", [1, 1])])

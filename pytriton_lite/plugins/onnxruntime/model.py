@@ -156,12 +156,9 @@ class TritonPythonModel:
         _check_inputs(config, self._graph)
         _check_outputs(config, self._graph)
         self._run_options = _run_options(config)
-        self._strings = {
-            tensor.name
-            for tensor in (*self._graph.inputs.values(), *self._graph.initializers.values())
-            if tensor.data_type == "TYPE_STRING"
-        }
-        self._scalars = {name for name, tensor in self._graph.inputs.items() if not tensor.dims}
+        known = (*self._graph.inputs.values(), *self._graph.initializers.values())
+        self._strings = {tensor.name for tensor in known if tensor.data_type == "TYPE_STRING"}
+        self._scalars = {tensor.name for tensor in known if not tensor.dims}
         self._new_states = [state["output_name"] for state in _states(config)]
 
     def execute(self, requests: list[Any]) -> list[Any]:
