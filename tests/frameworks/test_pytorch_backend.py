@@ -121,6 +121,40 @@ def test_an_exported_program_is_code_and_is_completed_where_it_is_allowed(tmp_pa
         assert server.get("/v2/models/m/config").json["max_batch_size"] == 4
 
 
+class Means(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
+    def forward(self, x: Any, weight: Any) -> Any:
+        return torch.stack([x.mean(-1), weight], -1), x.mean(-1) * weight
+
+
+def test_an_exported_program_has_tensors_of_batches_alone_and_scalars(tmp_path: Path) -> None:
+    batch = torch.export.Dim("batch")
+    ones = (torch.ones(3, 4), torch.ones(3))
+    program = torch.export.export(Means(), ones, dynamic_shapes={"x": {0: batch}, "weight": {0: batch}})
+    torch.export.save(program, write(tmp_path, "batches", 'backend: "pytorch"') / "model.pt2")
+    program = torch.export.export(Means(), (ones[0][0], torch.tensor(1.0)))
+    torch.export.save(program, write(tmp_path, "scalars", 'backend: "pytorch"') / "model.pt2")
+    with RunningServer(tmp_path, flags=("--backend-config=pytorch,allow-pickle=true",)) as server:
+        for name, before in (("batches", [2]), ("scalars", [])):
+            described = server.get(f"/v2/models/{name}").json
+            open_batch = [-1] * len(before)
+            shapes = [(each["name"], each["shape"]) for each in (*described["inputs"], *described["outputs"])]
+            assert shapes == [
+                ("x", [*open_batch, 4]),
+                ("weight", [*open_batch, 1]),
+                ("OUTPUT__0", [*open_batch, 2]),
+                ("OUTPUT__1", [*open_batch, 1]),
+            ]
+            count = 2 if before else 1
+            values, means, weights = np.arange(4.0 * count).tolist(), [1.5, 5.5][:count], [2.0, 3.0][:count]
+            inputs = [tensor("x", "FP32", [*before, 4], values), tensor("weight", "FP32", [*before, 1], weights)]
+            reply = server.infer(name, inputs)
+            assert reply.status == 200, reply.body
+            assert [(each["shape"], each["data"]) for each in reply.json["outputs"]] == [
+                ([*before, 2], [each for pair in zip(means, weights) for each in pair]),
+                ([*before, 1], [mean * weight for mean, weight in zip(means, weights)]),
+            ]
+
+
 class Shifted(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
     def forward(
         self,

@@ -76,8 +76,10 @@ class TritonPythonModel:
         kind, device_id = args["model_instance_kind"], args["model_instance_device_id"]
         self._device = torch.device(f"cuda:{device_id}" if kind == "GPU" else "cpu")
         path = _path(config)
+        scalars: set[str] = set()
         if path.suffix == ".pt2":
             program = _exported(self._model, path)
+            scalars = {name for name, value in _values(program).items() if getattr(value, "shape", None) == ()}
             self._call = _caller(program, program.module().to(self._device))
             arguments = _user_inputs(program)
             if len(config["input"]) != len(arguments):
@@ -99,6 +101,8 @@ class TritonPythonModel:
         self._inputs = _ordered(self._model, "input", [tensor["name"] for tensor in config["input"]], arguments)
         # Arguments that the configuration leaves out have their defaults: those behind them go by their names.
         self._by_name = self._inputs != arguments and set(self._inputs) <= set(arguments)
+        # The configuration of a scalar says [1]: Triton has no scalars without a batch.
+        self._scalars = {name for name, argument in zip(self._inputs, arguments) if argument in scalars}
         self._outputs = _ordered(self._model, "output", [tensor["name"] for tensor in config["output"]], [])
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
@@ -120,7 +124,7 @@ class TritonPythonModel:
         given = [{tensor.name(): tensor for tensor in request.inputs()} for request in requests]
         arguments = {
             # An optional input that nobody has given; where some have, each request runs alone in the end.
-            name: self._together([tensors[name] for tensors in given])
+            name: self._together(name, [tensors[name] for tensors in given])
             if any(name in tensors for tensors in given)
             else None
             for name in self._inputs
@@ -134,7 +138,11 @@ class TritonPythonModel:
             )
         whole = dict(zip(self._outputs, results))
         if not self._can_batch:
-            return [self._response(requests[0], whole)]
+            return [
+                self._response(
+                    requests[0], {name: each if each.ndim else each.reshape(1) for name, each in whole.items()}
+                )
+            ]
         sizes = [next(iter(tensors.values())).shape()[0] for tensors in given]
         parts = {name: result.split(sizes) for name, result in whole.items()}
         return [
@@ -142,10 +150,11 @@ class TritonPythonModel:
             for at, request in enumerate(requests)
         ]
 
-    def _together(self, tensors: Sequence[Any]) -> Any:
+    def _together(self, name: str, tensors: Sequence[Any]) -> Any:
         # A copy: what came in may be read-only, and PyTorch has no such tensors.
         arrays = [torch.from_dlpack(tensor).clone().to(self._device) for tensor in tensors]
-        return arrays[0] if len(arrays) == 1 else torch.cat(arrays)
+        array = arrays[0] if len(arrays) == 1 else torch.cat(arrays)
+        return array.reshape(()) if name in self._scalars and array.numel() == 1 else array
 
     @staticmethod
     def _response(request: Any, results: Mapping[str, Any]) -> Any:
@@ -203,6 +212,11 @@ def _user_inputs(program: Any) -> list[str]:
     return [name for name in program.graph_signature.user_inputs if isinstance(name, str)]
 
 
+def _values(program: Any) -> dict[str, Any]:
+    """The tensors that *program* was exported with, by the names of its nodes."""
+    return {node.name: node.meta.get("val") for node in program.graph.nodes}
+
+
 def _caller(program: Any, module: Any) -> Callable[..., list[Any]]:
     """What calls *module* with the tensors of `_user_inputs` as it was exported: with names, lists and constants among them."""
     inputs, spec = program.graph_signature.user_inputs, program.call_spec.in_spec
@@ -240,7 +254,7 @@ def _ordered(model: str, what: str, names: Sequence[str], arguments: Sequence[st
 
 def _complete(completion: Any, config: Config, program: Any) -> None:
     """What *program* takes and gives, by the tensors it was exported with. A first dimension that is open is the batch."""
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    values = _values(program)
     (output,) = [node for node in program.graph.nodes if node.op == "output"]
     results = [argument for argument in output.args[0] if argument is not None][
         -len(program.graph_signature.user_outputs) :
@@ -261,3 +275,6 @@ def _complete(completion: Any, config: Config, program: Any) -> None:
             for name, value in ends[key]:
                 dims = [size if isinstance(size, int) else -1 for size in value.shape][1 if batches else 0 :]
                 add({"name": name, "data_type": _NAMES[value.dtype], "dims": dims or [1]})
+                if batches and not dims:
+                    # [batch] for the program, [batch, 1] for clients: a configuration has no empty dims.
+                    config[key][-1]["reshape"] = {"shape": []}
