@@ -17,6 +17,7 @@ import contextlib
 import operator
 import os
 import queue
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -367,7 +368,9 @@ class SingleCall(Call):
         # An interrupt, Ctrl-C, comes anywhere in the thread that waits. A queue that is C leaves nothing locked then. The
         # condition of a Future stays locked now and then, and the server's loop, which fulfils it, would wait for ever.
         try:
-            return self._opened(come.get(timeout=timeout_s))
+            # A deadline may have passed, or be infinitely far: a queue takes neither.
+            left_s = None if timeout_s is None else min(max(timeout_s, 0), threading.TIMEOUT_MAX)
+            return self._opened(come.get(timeout=left_s))
         except BaseException:
             self.abandon()
             raise

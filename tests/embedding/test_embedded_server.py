@@ -8,6 +8,7 @@ import fcntl
 import gc
 import json
 import logging
+import math
 import os
 import queue
 import signal
@@ -321,6 +322,13 @@ def test_whoever_waits_too_long_is_told_and_the_model_serves_on(server: Server, 
     gate.touch()
     assert server.infer("echo", {"NUMBERS": [1]})["NUMBERS_OUT"].tolist() == [1]
     until(lambda: server.waiting("echo").unanswered == 0)
+
+
+def test_a_deadline_may_have_passed_or_be_infinitely_far(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match="model 'echo' has not answered within -1 s"):
+        server.infer("echo", {"WAIT_FOR": [str(tmp_path / "gate")]}, timeout_s=-1)
+    (tmp_path / "gate").touch()
+    assert server.infer("echo", {"NUMBERS": [1]}, timeout_s=math.inf)["NUMBERS_OUT"].tolist() == [1]
 
 
 def test_a_cancelled_coroutine_cancels_its_request(server: Server, tmp_path: Path) -> None:
