@@ -228,8 +228,9 @@ def fill_optionals(**defaults: Array) -> Callable[[Called], Called]:
         *before, requests = args
         model = current()
         _check_defaults(defaults, model)
+        given = {name: _as_clients_send(default) for name, default in defaults.items()}
         for request in requests:
-            for name, default in defaults.items():
+            for name, default in given.items():
                 if name not in request:
                     rows = (_rows(request),) if model.batching else ()
                     request[name] = np.broadcast_to(default, (*rows, *default.shape)).copy()
@@ -239,6 +240,15 @@ def fill_optionals(**defaults: Array) -> Callable[[Called], Called]:
         if not isinstance(default, np.ndarray):
             raise TypeError(f"the default of '{name}' is {type(default).__name__}, expected an array of numpy")
     return _decorator(True, run)
+
+
+def _as_clients_send(default: Array) -> Array:
+    """*default* as what comes of a client is: texts are objects of bytes."""
+    if default.dtype.kind not in "OSU":
+        return default
+    texts: Array = np.empty(default.shape, object)
+    texts.reshape(-1)[:] = [each.encode() if isinstance(each, str) else each for each in default.flat]
+    return texts
 
 
 def _check_defaults(defaults: dict[str, Array], model: Specification) -> None:

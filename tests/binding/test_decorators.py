@@ -156,6 +156,19 @@ def test_fill_optionals_gives_rows_their_default() -> None:
     assert plain(found) == [{"sum": [[8], [9]]}, {"sum": [[2]]}]
 
 
+@pytest.mark.parametrize("default", [["ä"], ["ä".encode()], np.array(["ä"], object), np.array(["ä".encode()], object)])
+def test_defaults_that_are_texts_are_bytes_as_those_of_clients(default: Any) -> None:
+    @fill_optionals(text=np.array(default))
+    @batch
+    def decoded(a: Any, text: Any) -> Any:
+        assert text.dtype == object
+        return {"sum": np.array([[each.decode()] for each in text[:, 0]])}
+
+    sent = Request({"a": np.array([[1]]), "text": np.array([[b"x"]], object)})
+    assert plain(decoded([request(a=[[1], [2]]), sent])) == [{"sum": [["ä"], ["ä"]]}, {"sum": [["x"]]}]
+    assert plain(decoded([request(a=[[1]])])) == [{"sum": [["ä"]]}]
+
+
 @pytest.mark.parametrize(
     ("defaults", "text"),
     [
