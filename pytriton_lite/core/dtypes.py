@@ -26,6 +26,10 @@ class DataType:
     def __repr__(self) -> str:
         return self.name
 
+    def __reduce__(self) -> str:
+        """Another process has the same constant in its place."""
+        return "INVALID" if self is INVALID else self.name
+
 
 def _fixed(name: str, number: int, numpy_name: str) -> DataType:
     dtype = np.dtype(numpy_name)

@@ -79,6 +79,10 @@ class Tensor:
             self.data = segment.read(offset, self.nbytes)
         return self.data
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Another process gets a copy of the bytes."""
+        return Tensor, (self.name, self.datatype, self.shape, bytes(self.content()))
+
     def __repr__(self) -> str:
         return f"Tensor({self.name!r}, {self.datatype}, {list(self.shape)}, {self.nbytes} bytes)"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -24,6 +26,11 @@ def test_every_type_of_the_configuration_is_in_the_table() -> None:
 def test_a_type_is_found_by_each_of_its_names(datatype: DataType) -> None:
     assert BY_NAME[datatype.name] is datatype
     assert BY_NUMBER[datatype.number] is datatype
+
+
+@pytest.mark.parametrize("datatype", [INVALID, *ALL], ids=repr)
+def test_a_type_is_the_same_one_in_another_process(datatype: DataType) -> None:
+    assert pickle.loads(pickle.dumps(datatype)) is datatype
 
 
 @EACH

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from pytriton_lite.core import dtypes
@@ -63,3 +65,10 @@ def test_a_form_is_recognised_by_its_heads(data: bytes, at: int, begins: bool) -
 def test_a_form_is_not_recognised_where_the_last_bytes_are_missing() -> None:
     form = PackedForm([("A", dtypes.UINT8, (3,))], [b"<a>"], [3])
     assert [form.begins(b"<a>xyz"[:length], 0) for length in (6, 5)] == [True, False]
+
+
+def test_another_process_gets_a_copy() -> None:
+    """As the senders of ``bench`` do, to which compiled classes that did not say how could not be sent."""
+    data = bytearray(b"\1\2")
+    found = pickle.loads(pickle.dumps(Tensor("IN", dtypes.UINT8, (2,), memoryview(data))))
+    assert (found.name, found.datatype, found.shape, found.data, found.nbytes) == ("IN", dtypes.UINT8, (2,), b"\1\2", 2)

@@ -12,11 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pytriton_lite.config.openai import ChatTemplate
+from pytriton_lite.core.dtypes import UINT8
 from pytriton_lite.core.errors import ErrorCode, InferenceError
 from pytriton_lite.core.request import InferenceRequest, InferenceResponse
+from pytriton_lite.core.tensor import Tensor
 from pytriton_lite.openai.answers import AllResponses, while_connected
 from pytriton_lite.openai.sampling import Sampling
 from pytriton_lite.openai.templates import Templates
@@ -38,8 +41,10 @@ def in_loop(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
-class Request(InferenceRequest):
-    """One that can be watched."""
+def watched_request() -> tuple[InferenceRequest, weakref.ref[np.ndarray[Any, Any]]]:
+    """A request, and a reference that is empty when it is gone: objects of compiled classes cannot be watched themselves."""
+    array = np.zeros(1, np.uint8)
+    return InferenceRequest("m", None, inputs=[Tensor("IN", UINT8, (1,), memoryview(array))]), weakref.ref(array)
 
 
 class Ticket:
@@ -77,8 +82,7 @@ async def connected() -> dict[str, Any]:
 @pytest.mark.parametrize("fails", [False, True])
 def test_of_a_request_whose_responses_are_gathered(fails: bool) -> None:
     async def scenario() -> None:
-        request = Request("m", None, inputs=[])
-        gone = weakref.ref(request)
+        request, gone = watched_request()
 
         async def ask(request: InferenceRequest) -> int:
             door: Any = Door(fails=fails)
@@ -99,8 +103,7 @@ def test_of_a_request_whose_responses_are_gathered(fails: bool) -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_of_a_request_for_texts(fails: bool) -> None:
     async def scenario() -> None:
-        request = Request("m", None, inputs=[])
-        gone = weakref.ref(request)
+        request, gone = watched_request()
         target: Any = SimpleNamespace(served=None, declared=SimpleNamespace(outputs={}))
         counted: Any = SimpleNamespace(**dict.fromkeys(("begun", "wrote", "finished", "ended"), lambda *_: None))
         door: Any = Door(fails=fails)

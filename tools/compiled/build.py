@@ -50,6 +50,7 @@ def compile_modules(root: Path, target: Path, *, level: str = "3") -> list[Path]
             extension.include_dirs.append(str(sources / PACKAGE))
             # Nobody outside calls what is in the library: so calls inside need no table, and short functions can be inlined.
             extension.extra_compile_args.append("-fvisibility=hidden")
+        _mend_slices(sources / "bytes_ops.c")
         command: Any = build_ext(Distribution({"name": PACKAGE, "ext_modules": extensions}))
         command.build_lib, command.build_temp = str(target), str(objects)
         command.ensure_finalized()
@@ -57,6 +58,17 @@ def compile_modules(root: Path, target: Path, *, level: str = "3") -> list[Path]
         command.build_extension = lambda extension: _build_on_all_cores(command, extension)
         command.run()
     return sorted(path.relative_to(target) for path in target.rglob(f"*{_SUFFIX}"))
+
+
+def _mend_slices(runtime: Path) -> None:
+    """Have slices of bytes that end before they begin be empty, as the interpreter's are: mypyc's raise SystemError."""
+    wrong = "slice_len = endn - startn;"
+    code = runtime.read_text()
+    if code.count(wrong) != 1:
+        raise SystemExit(
+            f"mypyc's {runtime.name} is another one than tools/compiled/build.py knows: how does it slice bytes?"
+        )
+    runtime.write_text(code.replace(wrong, "slice_len = endn > startn ? endn - startn : 0;"))
 
 
 def _build_on_all_cores(command: Any, extension: Any) -> None:
