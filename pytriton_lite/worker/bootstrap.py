@@ -11,8 +11,8 @@ forked (foreground.py). On the control socket:
 * out: ``<kind:u8> <pid:i32> <status:i32>``: ``s`` spawned or ``f`` not, with an errno (in the order of the requests), ``x``
   exited with a wait status, ``p`` in answer to ``p``
 
-End-of-file on it means that the server is gone: kill every worker and exit. Every worker leads a process group of its own,
-so that what a model started ends with it.
+End-of-file on it, or the end of the server's process, means that the server is gone: kill every worker and exit. Every
+worker leads a process group of its own, so that what a model started ends with it.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ class ForkServer:
         self._strangers: dict[int, int] = {}
         """How processes ended that came to us as orphans, by pid: one may be a worker that is still to be adopted."""
         prctl.adopt_orphans()
+        self._server_fd = _end_of_server(control)
         self._wake_read, self._wake_write = socket.socketpair()
         for sock in (self._wake_read, self._wake_write):
             sock.setblocking(False)
@@ -122,8 +123,12 @@ class ForkServer:
         poll = select.poll()
         for sock in (self._control, self._wake_read):
             poll.register(sock.fileno(), select.POLLIN)
+        if self._server_fd is not None:
+            poll.register(self._server_fd, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll()}
+            if self._server_fd in ready:
+                break
             if self._wake_read.fileno() in ready:
                 self._wake_read.recv(4096)
                 self._reap()
@@ -199,6 +204,8 @@ class ForkServer:
             forked.let_children_end()
             for sock in (self._control, self._wake_read, self._wake_write):
                 sock.close()
+            if self._server_fd is not None:
+                os.close(self._server_fd)
             background_s = _live_as_worker(descriptors, self._blas)
             status = 0
         except BaseException:
@@ -224,6 +231,22 @@ class ForkServer:
             self._control.sendall(_REPORT.pack(kind[0], pid, status))
         except (BrokenPipeError, ConnectionResetError):
             pass  # the next read of the control socket says so, too
+
+
+def _end_of_server(control: socket.socket) -> int | None:
+    """A descriptor that can be read when our parent, which has made *control*, has ended; None where the system has none.
+
+    End-of-file does not come as long as a process lives that a program with a server has forked: it has our socket, too.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return None
+    maker: int = struct.unpack("iII", control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    if maker != os.getppid():
+        return None
+    try:
+        return os.pidfd_open(maker)
+    except OSError:  # no such system call, or no descriptors
+        return None
 
 
 def _next_ended(leaders: Container[int]) -> tuple[int, int] | None:

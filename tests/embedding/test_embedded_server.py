@@ -30,7 +30,7 @@ import tritonclient.http
 from pytriton_lite import Server, Tensor, access_log
 from pytriton_lite.embedding import AsyncStream, ErrorCode, InferenceError, Response, StartError, Stream
 from tests.embedding.conftest import COUNT_CONFIG
-from tests.harness import LOADS_ON, PROJECT, descriptors, is_running, open_descriptors, until, write_model
+from tests.harness import LOADS_ON, PROJECT, child, descriptors, is_running, open_descriptors, until, write_model
 
 
 def children() -> set[int]:
@@ -1091,6 +1091,28 @@ def test_a_program_that_forgets_to_stop_ends_and_leaves_nothing(repository: Path
     answer, *pids = ended.stdout.split()
     assert answer == "[0]" and pids
     until(lambda: not any(is_running(int(pid)) for pid in pids))
+
+
+def test_workers_of_a_program_that_is_killed_end_although_a_process_lives_that_it_has_forked(repository: Path) -> None:
+    code = (
+        "import os, signal, subprocess, sys\nfrom pytriton_lite import Server, Tensor\n"
+        f"server = Server({str(repository)!r}, load_model='count')\n"
+        "server.bind(lambda x: x, name='same', inputs=[Tensor((1,), int, 'x')], outputs=[Tensor((1,), int, 'y')])\n"
+        "server.start()\n"
+        "def children(pids): return subprocess.run(['pgrep', '-P', pids], capture_output=True, text=True).stdout.split()\n"
+        "ours = children(str(os.getpid()))\n"
+        "if (forked := os.fork()) == 0:\n    sys.stdin.read()\n    os._exit(0)\n"
+        "print(forked, *ours, *children(','.join(ours)), flush=True)\n"
+        "signal.pause()\n"
+    )
+    with child([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        forked, *pids = map(int, program.stdout.readline().split())
+        assert len(pids) == 4, "two fork servers with a worker each"
+        program.kill()
+        program.wait()
+        until(lambda: not any(is_running(pid) for pid in pids))
+        assert is_running(forked)
+        program.stdin.close()
 
 
 def test_a_server_that_nobody_has_any_more_is_stopped_when_the_program_ends(tmp_path: Path) -> None:
