@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import queue
 import signal
 import threading
@@ -36,9 +37,14 @@ class LoopThread:
     """Runs from its construction to `close`. The thread is a daemon: a program that has forgotten it can end."""
 
     def __init__(self, name: str) -> None:
+        """Raises OSError where there can be no more threads."""
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._loop.close()
+            raise OSError(errno.EAGAIN, str(error)) from None
 
     def _run(self) -> None:
         # A script may have the default for SIGPIPE back, so that `head` ends it. A worker that dies, or a client, is not to.

@@ -960,6 +960,21 @@ def test_a_port_that_is_taken_ends_the_start(repository: Path, server: Server) -
         Server(repository, http_port=server.http_port).start()
 
 
+def test_a_start_for_which_there_is_no_thread_is_a_start_error_and_leaves_nothing() -> None:
+    def fail() -> set[tuple[str, str]]:
+        server = Server()
+        ordinary = threading.stack_size(1 << 50)
+        try:
+            with pytest.raises(StartError, match="can't start new thread"):
+                server.start()
+        finally:
+            threading.stack_size(ordinary)
+        assert server.stop()
+        return descriptors()
+
+    assert fail() == fail(), "but for what libuv makes once in a process"
+
+
 def test_whatever_fails_in_the_start_is_a_start_error(repository: Path, tmp_path: Path) -> None:
     with pytest.raises(StartError, match="No such file or directory"):
         Server(log_file=tmp_path / "nowhere" / "log").start()
