@@ -482,7 +482,7 @@ def test_a_cache_that_fails_is_a_miss(data: bytes, is_at_once: bool, caplog: pyt
 # ---------------------------------------------------------------------------------------------- what is counted
 
 
-@pytest.mark.skipif(IS_COMPILED, reason="no class of a test's can be one of the compiled build's")
+@pytest.mark.interpreted("a class of this file in the place of a compiled one")
 @pytest.mark.parametrize("found", [KEPT, None], ids=["hit", "miss"])
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_a_request_that_is_cancelled_when_its_lookup_has_just_ended_is_counted(found: Any, is_streamed: bool) -> None:
