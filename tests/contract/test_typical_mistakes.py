@@ -6,7 +6,6 @@ Nine of them end a start, or should have been told there, and `check` tells them
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import pytest
 from pytriton_lite.cli import main
 from tests.forked_servers import CAN_FORK, nursery
 from tests.harness import PROJECT, RunningServer, tensor, write_model
+from tests.unprivileged import UNPRIVILEGED, needs_no_privileges
 
 CODE = """
 import triton_python_backend_utils as pb_utils
@@ -196,19 +196,18 @@ def test_of_many_causes_ten_are_named(tmp_path: Path) -> None:
     assert output.splitlines()[-1].startswith("model 'm09': ")
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="nothing takes root's privileges away")
+@needs_no_privileges
 def test_a_version_that_may_not_be_entered_keeps_no_other_model_from_being_served_or_checked(tmp_path: Path) -> None:
     write_model(tmp_path, "shut", CODE, "")
     write_model(tmp_path, "double", CODE, CONFIG)
-    unprivileged = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
     (tmp_path / "shut" / "1").chmod(0)
     try:
         with RunningServer(
-            tmp_path, flags=("--exit-on-error=false",), python=(*unprivileged, sys.executable)
+            tmp_path, flags=("--exit-on-error=false",), python=(*UNPRIVILEGED, sys.executable)
         ) as server:
             server.wait_for_log(f"Poll failed for model directory 'shut': .*{tmp_path}/shut/1.*Permission denied")
             server.wait_for_log("Serving 1 model: double; not loaded: shut")
-        command = [*unprivileged, sys.executable, "-m", "pytriton_lite", "check", str(tmp_path)]
+        command = [*UNPRIVILEGED, sys.executable, "-m", "pytriton_lite", "check", str(tmp_path)]
         found = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60).stdout
     finally:
         (tmp_path / "shut" / "1").chmod(0o755)
@@ -216,43 +215,41 @@ def test_a_version_that_may_not_be_entered_keeps_no_other_model_from_being_serve
     assert "2 models, 1 error, 0 warnings" in found
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="nothing takes root's privileges away")
+@needs_no_privileges
 def test_a_repository_below_a_folder_that_may_not_be_entered_is_one_that_cannot_be_read(tmp_path: Path) -> None:
     write_model(tmp_path / "shut" / "models", "m", CODE, CONFIG)
     write_model(tmp_path / "open", "double", CODE, CONFIG)
-    unprivileged = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
     (tmp_path / "shut").chmod(0)
     text = f"failed to stat file {tmp_path}/shut/models: Permission denied"
     try:
         with RunningServer(
             tmp_path / "shut" / "models",
             flags=("--exit-on-error=false",),
-            python=(*unprivileged, sys.executable),
+            python=(*UNPRIVILEGED, sys.executable),
         ) as server:
             server.wait_for_log(f'"Internal: {text}"')
             server.wait_for_log("Serving no model")
         roots = [str(tmp_path / "shut" / "models"), str(tmp_path / "open")]
-        command = [*unprivileged, sys.executable, "-m", "pytriton_lite", "check", *roots]
+        command = [*UNPRIVILEGED, sys.executable, "-m", "pytriton_lite", "check", *roots]
         found = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60).stdout
     finally:
         (tmp_path / "shut").chmod(0o755)
     assert f"{roots[0]}: error: {text}\n1 model, 1 error, 0 warnings" in found
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="nothing takes root's privileges away")
+@needs_no_privileges
 def test_a_model_without_configuration_whose_version_may_not_be_entered_is_checked(tmp_path: Path) -> None:
     folder = write_model(tmp_path, "shut", CODE)
-    unprivileged = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
     (folder / "1").chmod(0)
     try:
-        command = [*unprivileged, sys.executable, "-m", "pytriton_lite", "check", str(folder)]
+        command = [*UNPRIVILEGED, sys.executable, "-m", "pytriton_lite", "check", str(folder)]
         found = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60).stdout
     finally:
         (folder / "1").chmod(0o755)
     assert f"{folder}/1: error: failed to open directory {folder}/1: Permission denied" in found
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="nothing takes root's privileges away")
+@needs_no_privileges
 @pytest.mark.parametrize("shut", ["", "models"], ids=["a directory above it", "the repository"])
 def test_a_repository_that_may_not_be_entered_is_named_and_ends_no_server_that_goes_on(
     tmp_path: Path, shut: str
@@ -261,8 +258,7 @@ def test_a_repository_that_may_not_be_entered_is_named_and_ends_no_server_that_g
     repository = tmp_path / "above" / "models"
     write_model(repository, "double", CODE, CONFIG)
     write_model(tmp_path / "open", "wrong", CODE, CONFIG + "instance_groups [{ count: 2 }]\n")
-    unprivileged = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
-    python = (*unprivileged, sys.executable)
+    python = (*UNPRIVILEGED, sys.executable)
     (tmp_path / "above" / shut).chmod(0o644)
     try:
         with RunningServer(repository, flags=("--exit-on-error=false",), python=python) as server:

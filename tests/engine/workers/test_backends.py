@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +15,7 @@ from pytriton_lite.engine.workers.backends import Backends
 from pytriton_lite.engine.workers.fork_process import BOOTSTRAP
 from pytriton_lite.proto import model_config_pb
 from tests.harness import PROJECT
+from tests.unprivileged import UNPRIVILEGED, needs_no_privileges
 
 _PLUGINS = PROJECT / "pytriton_lite/plugins"
 SHIPPED = {
@@ -49,16 +48,15 @@ def test_a_native_library_beside_a_model_py_is_passed_over(tmp_path: Path) -> No
     assert Backends(tmp_path).folders()["mine"] == mine
 
 
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="nothing takes root's privileges away")
+@needs_no_privileges
 def test_a_folder_that_may_not_be_entered_hides_no_backend(tmp_path: Path) -> None:
     mine = write(tmp_path, "mine", "model.py")
     shut = write(tmp_path, "lost+found")
-    unprivileged = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
     code = (
         "import sys, pathlib; from pytriton_lite.engine.workers.backends import Backends; "
         "print(Backends(pathlib.Path(sys.argv[1])).folders().get('mine'))"
     )
-    command = [*unprivileged, sys.executable, "-c", code, str(tmp_path)]
+    command = [*UNPRIVILEGED, sys.executable, "-c", code, str(tmp_path)]
     shut.chmod(0)
     try:
         done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
