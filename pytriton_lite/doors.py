@@ -83,7 +83,7 @@ def load(door: str, name: str) -> Any:
 
 
 def _readable(door: str, entries: Iterable[EntryPoint]) -> Iterator[EntryPoint]:
-    """Those of *entries* that name a module: not every tool that builds packages looks at what is written there."""
+    """The *entries* that name a module: not every tool that builds packages looks at what is written there."""
     for entry in entries:
         if entry.pattern.match(entry.value) is None:
             text = "the plug-in '%s' (%s: %s) is not used: that is no name of a module"

@@ -237,9 +237,8 @@ class _Document:
     def _tensor(self, spec: TensorSpec, value: Any, place: str) -> Tensor:
         content, shape = value, None
         if isinstance(value, dict):
-            content, shape = value.get("content", value), value.get("shape")
-        if shape is not None and not (isinstance(shape, list) and all(type(dim) is int and dim >= 0 for dim in shape)):
-            raise ClientError(f'--input-data {self._path}: {place}: "shape" is to be a list of lengths, got {shape}')
+            content = value.get("content", value)
+            shape = values.read_shape(value.get("shape"), f"--input-data {self._path}: {place}")
         if isinstance(content, dict) and "b64" in content:
             data = self._from_base64(content["b64"], place)
             if spec.datatype is not dtypes.BYTES:

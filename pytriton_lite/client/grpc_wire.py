@@ -37,7 +37,7 @@ _STATUS_NAMES = (
 )  # fmt: skip
 """Names of gRPC's statuses, by number."""
 _GATEWAY_STATUSES = frozenset({"429", "502", "503", "504"})
-"""Of a proxy before the server, for a call that it could not hand on; to gRPC they are UNAVAILABLE."""
+"""HTTP statuses of a proxy in front of the server, for a call that it could not hand on: UNAVAILABLE to clients of gRPC."""
 UNAVAILABLE = 14
 UNIMPLEMENTED = 12
 

@@ -119,6 +119,13 @@ def _load_image(spec: TensorSpec, path: Path) -> np.ndarray[Any, Any]:
     return pixels
 
 
+def read_shape(shape: Any, place: str) -> list[int] | None:
+    """*shape* of a JSON document, None where it has none. Raises ClientError, which begins with *place*."""
+    if shape is not None and not (isinstance(shape, list) and all(type(dim) is int and dim >= 0 for dim in shape)):
+        raise ClientError(f'{place}: "shape" is to be a list of lengths, got {shape}')
+    return shape
+
+
 def from_values(spec: TensorSpec, values: Any, shape: Sequence[int] | None = None) -> Tensor:
     """The tensor of a value, nested lists of them, or ``{"b64": …}``, as JSON and Parquet have them. Raises ClientError."""
     if isinstance(values, np.ndarray):

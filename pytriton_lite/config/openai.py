@@ -383,7 +383,7 @@ class _Reading:
                 )  # fmt: skip
 
     def _datatype(self, field: str) -> DataType | None:
-        """That of the input for *field*; None where there is no such input."""
+        """The data type of the input for *field*; None where there is no such input."""
         tensor = self._input_tensors.get(self.inputs.get(field, ""))
         return None if tensor is None else dtypes.BY_NUMBER.get(tensor.data_type)
 

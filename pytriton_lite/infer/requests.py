@@ -141,9 +141,7 @@ def _tensor(metadata: ModelMetadata, specs: Mapping[str, TensorSpec], entry: Any
     datatype = entry.get("datatype", spec.datatype.name)
     if not isinstance(datatype, str) or datatype not in dtypes.BY_NAME:
         raise ClientError(f"input '{spec.name}': unknown data type '{datatype}'")
-    shape = entry.get("shape")
-    if shape is not None and not (isinstance(shape, list) and all(type(dim) is int and dim >= 0 for dim in shape)):
-        raise ClientError(f"input '{spec.name}': \"shape\" is to be a list of lengths, got {shape}")
+    shape = values.read_shape(entry.get("shape"), f"input '{spec.name}'")
     # As it is given: whether the model takes that type and shape is the server's to say.
     given = TensorSpec(spec.name, dtypes.BY_NAME[datatype], spec.shape if shape is None else tuple(shape))
     return values.from_values(given, entry["data"], shape)

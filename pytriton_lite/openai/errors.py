@@ -67,7 +67,7 @@ def bug() -> ApiError:
 
 
 def no_memory() -> InferenceError:
-    """Of a request that cannot be read, or an answer that cannot be written."""
+    """The error where memory is short for a request that is to be read, or an answer that is to be written."""
     return InferenceError(ErrorCode.UNAVAILABLE, "the server has no memory for the request or its answer")
 
 

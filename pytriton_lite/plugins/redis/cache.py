@@ -101,8 +101,8 @@ class RedisCache(ResponseCache):
         self._is_out = False
         self._refused: set[str] = set()
         """Commands that Redis refused when they were sent last. One that is full refuses ``set``, and answers ``get``."""
-        self._was_busy = False
-        self._was_slow = False
+        self._said: set[str] = set()
+        """Warnings that the log has once, and not for each request."""
         self._closed_until_ns = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._inserts = 0
@@ -194,11 +194,20 @@ class RedisCache(ResponseCache):
             raise Unanswered from None
         except Exception as error:  # not the library's own alone: what answers there may be no Redis
             if str(error).startswith(_NO_CONNECTION):
-                self._say_busy()
+                self._say_once(
+                    "response cache: %s. Who waits longer for Redis at %s is executed without it (pool_size, wait_timeout)",
+                    self._busy,
+                    self._place,
+                )
                 raise Unanswered from None
             if name == "set" and isinstance(error, self._timeouts):
                 # It may be a large one. Nobody waits for it, and the next lookup hears whether Redis is there.
-                self._say_slow(error)
+                self._say_once(
+                    "response cache: Redis at %s has not taken an answer in time: %s. "
+                    "Such answers are not kept (socket_timeout)",
+                    self._place,
+                    _reason(error),
+                )
                 raise Unanswered from None
             self._closed_until_ns = self._clock() + _PAUSE_NS
             if not self._is_out:
@@ -215,23 +224,10 @@ class RedisCache(ResponseCache):
         self._refused.discard(name)
         return answer
 
-    def _say_busy(self) -> None:
-        if not self._was_busy:
-            logger.warning(
-                "response cache: %s. Who waits longer for Redis at %s is executed without it (pool_size, wait_timeout)",
-                self._busy,
-                self._place,
-            )
-        self._was_busy = True
-
-    def _say_slow(self, error: Exception) -> None:
-        if not self._was_slow:
-            logger.warning(
-                "response cache: Redis at %s has not taken an answer in time: %s. Such answers are not kept (socket_timeout)",
-                self._place,
-                _reason(error),
-            )
-        self._was_slow = True
+    def _say_once(self, text: str, *arguments: object) -> None:
+        if text not in self._said:
+            logger.warning(text, *arguments)
+        self._said.add(text)
 
 
 class RedisSpace(CacheSpace):
